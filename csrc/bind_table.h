@@ -1,0 +1,4 @@
+#pragma once
+#include <pybind11/pybind11.h>
+
+void bind_table(pybind11::module_& m);

@@ -1,0 +1,2 @@
+#define FASTAGG_LEVEL avx2
+#include "kernels-inl.h"

@@ -1,0 +1,2 @@
+#define FASTAGG_LEVEL avx512
+#include "kernels-inl.h"

@@ -1,0 +1,2 @@
+#define FASTAGG_LEVEL baseline
+#include "kernels-inl.h"

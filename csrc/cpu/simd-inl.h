@@ -1,0 +1,130 @@
+// Vectors of one SIMD level, on the compiler's vector extensions: arithmetic is written once, and only what the
+// extensions lack (fused multiply-add, half precision, horizontal sums) names an instruction.
+// Included by kernels-inl.h inside the level's own namespace; no STL, so that nothing compiled here with wide
+// instructions can be merged at link time with a function that older CPUs run.
+
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+constexpr int lanes = vector_bytes / 4;  // float32 lanes of a vector; also the elements of one step of mix
+
+typedef float VF __attribute__((vector_size(vector_bytes)));
+typedef double VD __attribute__((vector_size(vector_bytes)));
+typedef uint32_t VU __attribute__((vector_size(vector_bytes)));
+typedef int32_t VI __attribute__((vector_size(vector_bytes)));
+typedef float HalfVF __attribute__((vector_size(vector_bytes / 2)));
+typedef uint16_t HalfVU __attribute__((vector_size(vector_bytes / 2)));
+typedef float F4 __attribute__((vector_size(16)));
+typedef double D4 __attribute__((vector_size(32), aligned(8)));
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+template <class V> inline V load_raw(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V> inline void store_raw(void* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+template <class To, class From> inline To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From), "");
+  To r;
+  __builtin_memcpy(&r, &v, sizeof r);
+  return r;
+}
+
+// ---- fused multiply-add: a * b + c ----
+#if defined(__AVX512F__)
+inline VF fma(VF a, VF b, VF c) { return (VF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+inline VD fma(VD a, VD b, VD c) { return (VD)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
+#elif defined(__AVX2__)
+inline VF fma(VF a, VF b, VF c) { return (VF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+inline VD fma(VD a, VD b, VD c) { return (VD)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+#else
+inline VF fma(VF a, VF b, VF c) { return a * b + c; }
+inline VD fma(VD a, VD b, VD c) { return a * b + c; }
+#endif
+
+// ---- 16-bit floats ----
+inline VF load_float(const float* p) { return load_raw<VF>(p); }
+inline VF load_float(const bf16* p) {
+  return bits<VF>(__builtin_convertvector(load_raw<HalfVU>(p), VU) << 16);
+}
+inline void store_float(float* p, VF v) { store_raw(p, v); }
+inline void store_float(bf16* p, VF v) {  // to nearest, ties to even; NaN stays NaN
+  VU u = bits<VU>(v);
+  VU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  VU nan = (u >> 16) | 0x40u;
+  store_raw(p, __builtin_convertvector((u & 0x7fffffffu) > 0x7f800000u ? nan : rounded, HalfVU));
+}
+
+#if defined(__AVX512F__)
+inline VF load_float(const f16* p) { return (VF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void store_float(f16* p, VF v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0)); }
+#elif defined(__AVX2__)
+inline VF load_float(const f16* p) { return (VF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline void store_float(f16* p, VF v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0)); }
+#else
+inline VF load_float(const f16* p) {
+  VU h = __builtin_convertvector(load_raw<HalfVU>(p), VU);
+  VU magnitude = (h & 0x7fffu) << 13;
+  VF scaled = bits<VF>(magnitude) * 0x1p112f;  // rebases the exponent, and makes subnormals exact
+  VU special = magnitude | 0x7f800000u;        // infinity and NaN
+  VU u = magnitude >= 0x0f800000u ? special : bits<VU>(scaled);
+  return bits<VF>(u | (h & 0x8000u) << 16);
+}
+inline void store_float(f16* p, VF v) {  // to nearest, ties to even
+  VU u = bits<VU>(v), sign = u & 0x80000000u, a = u ^ sign;
+  VU normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;       // exponent rebased by -112, rounded
+  VU tiny = bits<VU>(bits<VF>(a) + 0.5f) - 0x3f000000u;         // below 2^-14: the adder rounds to units of 2^-24
+  VU huge = a > 0x7f800000u ? (VU)((a >> 13) & 0x3ffu) | 0x7e00u : (VU)(a * 0u + 0x7c00u);
+  VU r = a >= 0x477ff000u ? huge : (a < 0x38800000u ? tiny : normal);
+  store_raw(p, __builtin_convertvector(r | sign >> 16, HalfVU));
+}
+#endif
+
+// ---- sums over the lanes of four vectors, as float64 ----
+#if defined(__AVX2__)
+inline D4 sum4(__m256 a, __m256 b, __m256 c, __m256 d) {
+  __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  return (D4)_mm256_cvtps_pd(_mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}
+inline D4 sum4(__m256d a, __m256d b, __m256d c, __m256d d) {
+  __m256d ab = _mm256_hadd_pd(a, b), cd = _mm256_hadd_pd(c, d);
+  return (D4)_mm256_add_pd(_mm256_permute2f128_pd(ab, cd, 0x20), _mm256_permute2f128_pd(ab, cd, 0x31));
+}
+#endif
+#if defined(__AVX512F__)
+inline __m256 fold(VF v) {
+  return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+}
+inline __m256d fold(VD v) {
+  return _mm256_add_pd(_mm512_castpd512_pd256((__m512d)v), _mm512_extractf64x4_pd((__m512d)v, 1));
+}
+template <class V> inline D4 sums(V a, V b, V c, V d) { return sum4(fold(a), fold(b), fold(c), fold(d)); }
+#elif defined(__AVX2__)
+inline D4 sums(VF a, VF b, VF c, VF d) { return sum4((__m256)a, (__m256)b, (__m256)c, (__m256)d); }
+inline D4 sums(VD a, VD b, VD c, VD d) { return sum4((__m256d)a, (__m256d)b, (__m256d)c, (__m256d)d); }
+#else
+inline double sum1(VF v) { return double(v[0] + v[1]) + double(v[2] + v[3]); }
+inline double sum1(VD v) { return v[0] + v[1]; }
+template <class V> inline D4 sums(V a, V b, V c, V d) { return D4{sum1(a), sum1(b), sum1(c), sum1(d)}; }
+#endif
+
+// ---- stores that bypass the cache (p is 16-byte aligned) ----
+#if defined(__SSE2__)
+inline void stream16(void* p, F4 v) { _mm_stream_ps((float*)p, (__m128)v); }
+inline void stream_fence() { _mm_sfence(); }
+#else
+inline void stream16(void* p, F4 v) { store_raw(p, v); }
+inline void stream_fence() {}
+#endif
+template <class V> inline void store_stream(void* p, V v) {
+  F4 parts[sizeof(V) / 16];
+  __builtin_memcpy(parts, &v, sizeof v);
+  for (unsigned i = 0; i < sizeof(V) / 16; ++i) stream16((char*)p + 16 * i, parts[i]);
+}

@@ -1,0 +1,60 @@
+// The whole native API of fastagg on one page.
+//
+// Nothing here knows of federated learning, of Python or of torch. A caller describes T tensors of K clients by
+// address; the functions read them in place and write only to the outputs named. The caller owns all memory.
+// Every function is safe to call from several threads at once, and gives the same bits for any thread count.
+#pragma once
+#include <cstdint>
+
+namespace fastagg {
+
+enum DType : int32_t { F32 = 0, F64 = 1, BF16 = 2, F16 = 3, I8 = 4, I16 = 5, I32 = 6, I64 = 7, U8 = 8, DTYPES = 9 };
+
+constexpr int64_t dtype_bytes[DTYPES] = {4, 8, 2, 2, 1, 2, 4, 8, 1};
+inline bool is_floating(int32_t dtype) { return dtype <= F16; }
+
+struct Table {
+  int64_t tensors;            // T
+  int64_t clients;            // K
+  const void* const* center;  // [T]     the global model; null when the call has none
+  const void* const* client;  // [T, K]
+  const int64_t* numel;       // [T]
+  const int32_t* dtype;       // [T]
+};
+
+// Centred Gram of the rows [g, w_1 - g, ..., w_K - g], float64, symmetric. layer[t] < 0 leaves tensor t out.
+// per_layer: out is [layers, K+1, K+1]; otherwise [K+1, K+1], the sum of the layers' Grams in layer order.
+struct Gram {
+  const int32_t* layer;  // [T]
+  int64_t layers;
+  bool per_layer;
+  double* out;
+};
+
+// out[m][t] = sum_k weights[row[t]][m][k] * client[t][k], accumulated wide and rounded once to the tensor's dtype.
+// Integer tensors get the maximum over the clients instead.
+struct Mix {
+  const double* weights;  // [rows, M, K]
+  const int32_t* row;     // [T]
+  int64_t outputs;        // M
+  void* const* out;       // [M, T]
+};
+
+void gram(const Table&, const Gram&, int threads);
+void mix(const Table&, const Mix&, int threads);
+void gram_mix(const Table&, const Gram&, const Mix&, int threads);  // both in one pass over the clients
+
+// out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its weights.
+void dots(const Table&, const void* const* left, const int32_t* row, int64_t rows, int64_t M, double* out, int threads);
+
+// Reads every byte of the clients once, as fast as this code can: the floor the kernels are measured against.
+uint64_t read_all(const Table&, int threads);
+
+// Multiply-adds on registers alone, as fast as this code can: returns the number of float32 flops done.
+double fma_peak(int64_t iterations, int threads);
+
+const char* simd_level();             // the level in use
+const char* simd_best();              // the highest level this CPU has
+bool set_simd(const char* level);     // lowers or restores the level, never above simd_best(); false: unknown name
+
+}  // namespace fastagg

@@ -1,0 +1,35 @@
+"""Builds fastagg's native module with CMake and ninja. All else about the package is in pyproject.toml."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent.resolve()
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        import pybind11
+
+        package = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
+        build = Path(self.build_temp).resolve()
+        build.mkdir(parents=True, exist_ok=True)
+        configure = [
+            "cmake", "-S", str(HERE), "-B", str(build), "-G", "Ninja",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={package}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DCMAKE_BUILD_TYPE={os.environ.get('FASTAGG_BUILD_TYPE', 'Release')}",
+        ]  # fmt: skip
+        try:
+            subprocess.run(configure, check=True)
+            subprocess.run(["cmake", "--build", str(build)], check=True)
+        except FileNotFoundError as error:
+            raise SystemExit(f"fastagg: building needs {error.filename!r}; pip install cmake ninja pybind11") from error
+
+
+setup(ext_modules=[Extension("fastagg._cpu", sources=[])], cmdclass={"build_ext": CMakeBuild})
