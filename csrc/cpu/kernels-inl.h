@@ -18,6 +18,8 @@ namespace {
 
 #include "simd-inl.h"
 
+constexpr int64_t page_elements = 1024;
+
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---------------------------------------------------------------- row products
@@ -69,29 +71,24 @@ inline void tile(const C* a, const C* b, int vectors, double* out, int64_t ld) {
   constexpr int w = width<C>, stride = row_stride<C>;
   constexpr int U = NI * NJ <= 6 ? 2 : 1;  // few accumulators: two sets, or FMA latency shows
   V acc[U][NJ][4] = {};
+  auto step = [&](auto u, int at) INLINE_LAMBDA {
+    V y[NJ];
+    unroll<NJ>([&](auto j) INLINE_LAMBDA { y[j] = load_raw<V>(b + j * stride + at); });
+    unroll<NI>([&](auto i) INLINE_LAMBDA {
+      V x = DIAGONAL ? y[i < NJ ? i : 0] : load_raw<V>(a + i * stride + at);
+      unroll<NJ>([&](auto j) INLINE_LAMBDA {
+        if (!DIAGONAL || i >= j) acc[u][j][i] = fma(x, y[j], acc[u][j][i]);
+      });
+    });
+  };
   int v = 0;
-#define FASTAGG_STEP(u, at)                                                 \
-  {                                                                         \
-    V y[NJ];                                                                \
-    _Pragma("GCC unroll 4") for (int j = 0; j < NJ; ++j) y[j] = load_raw<V>(b + j * stride + (at)); \
-    _Pragma("GCC unroll 4") for (int i = 0; i < NI; ++i) {                  \
-      V x = DIAGONAL ? y[i < NJ ? i : 0] : load_raw<V>(a + i * stride + (at)); \
-      _Pragma("GCC unroll 4") for (int j = 0; j < NJ; ++j)                  \
-        if (!DIAGONAL || i >= j) acc[u][j][i] = fma(x, y[j], acc[u][j][i]); \
-    }                                                                       \
-  }
-  for (; v + U <= vectors; v += U) {
-    FASTAGG_STEP(0, v * w)
-    if (U == 2) FASTAGG_STEP(U - 1, (v + 1) * w)
-  }
-  if (U == 2 && v < vectors) FASTAGG_STEP(0, v * w)
-#undef FASTAGG_STEP
-#pragma GCC unroll 4
-  for (int j = 0; j < NJ; ++j) {
-    if (U == 2)
-      for (int i = 0; i < NI; ++i) acc[0][j][i] += acc[U - 1][j][i];
-    add4(out + j * ld, sums(acc[0][j][0], acc[0][j][1], acc[0][j][2], acc[0][j][3]));
-  }
+  for (; v + U <= vectors; v += U) unroll<U>([&](auto u) INLINE_LAMBDA { step(u, (v + u) * w); });
+  if (U == 2 && v < vectors) step(Index<0>{}, v * w);
+  unroll<NJ>([&](auto j) INLINE_LAMBDA {
+    V* s = acc[0][j];
+    if (U == 2) unroll<NI>([&](auto i) INLINE_LAMBDA { s[i] += acc[U - 1][j][i]; });
+    add4(out + j * ld, sums(s[0], s[1], s[2], s[3]));
+  });
 }
 
 template <bool DIAGONAL, class C>
@@ -201,8 +198,8 @@ template <> struct Mixing<float> {
   using A = VD;
   static constexpr int parts = 2;
   static void load(const float* p, A* v) {
-    v[0] = __builtin_convertvector(load_raw<HalfVF>(p), VD);
-    v[1] = __builtin_convertvector(load_raw<HalfVF>(p + lanes / 2), VD);
+    v[0] = widen(load_raw<HalfVF>(p));
+    v[1] = widen(load_raw<HalfVF>(p + lanes / 2));
   }
   static void store(float* p, const A* v, bool stream) {
     HalfVF lo = __builtin_convertvector(v[0], HalfVF), hi = __builtin_convertvector(v[1], HalfVF);
@@ -230,19 +227,57 @@ template <class S, int MB, int EV> inline void mix_step(const MixChunk& p, int64
   typename X::A acc[MB][EV * P] = {};
   for (int64_t k = 0; k < p.clients; ++k) {
     const S* src = (const S*)p.client[k] + at;
-    typename X::A x[EV * P];
-#pragma GCC unroll 8
-    for (int v = 0; v < EV; ++v) X::load(src + v * lanes, x + v * P);
-#pragma GCC unroll 4
-    for (int b = 0; b < MB; ++b) {
-      auto w = X::broadcast(p.weights[(m + b) * p.clients + k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < EV * P; ++v) acc[b][v] = fma(x[v], w, acc[b][v]);
-    }
+    typename X::A w[MB];
+    unroll<MB>([&](auto b) INLINE_LAMBDA { w[b] = X::broadcast(p.weights[(m + b) * p.clients + k]); });
+    unroll<EV>([&](auto v) INLINE_LAMBDA {
+      typename X::A x[P];
+      X::load(src + v * lanes, x);
+      unroll<MB * P>([&](auto i) INLINE_LAMBDA {
+        constexpr int b = i / P, part = i % P;
+        acc[b][v * P + part] = fma(x[part], w[b], acc[b][v * P + part]);
+      });
+    });
   }
-  for (int b = 0; b < MB; ++b)
-    for (int v = 0; v < EV; ++v)
-      X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
+  unroll<MB * EV>([&](auto i) INLINE_LAMBDA {
+    constexpr int b = i / EV, v = i % EV;
+    X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
+  });
+}
+
+// acc[0..n) += (or =, FIRST) the elements from `at` of NK clients from k on; n is a multiple of lanes
+template <class S, int NK, bool FIRST>
+inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+  using X = Mixing<S>;
+  constexpr int P = X::parts;
+  const S* src[NK];
+  typename X::A w[NK];
+  unroll<NK>([&](auto i) INLINE_LAMBDA {
+    src[i] = (const S*)p.client[k + i] + at;
+    w[i] = X::broadcast(p.weights[k + i]);
+  });
+  for (int64_t e = 0; e < n; e += lanes, acc += P) {
+    typename X::A sum[P] = {};
+    if (!FIRST) unroll<P>([&](auto i) INLINE_LAMBDA { sum[i] = acc[i]; });
+    unroll<NK>([&](auto i) INLINE_LAMBDA {
+      typename X::A x[P];
+      X::load(src[i] + e, x);
+      unroll<P>([&](auto v) INLINE_LAMBDA { sum[v] = fma(x[v], w[i], sum[v]); });
+    });
+    unroll<P>([&](auto i) INLINE_LAMBDA { acc[i] = sum[i]; });
+  }
+}
+
+// One output. Clients are read a page at a time, four at once: as many streams as the hardware prefetcher keeps up
+// with. Reading all K side by side instead takes twice as long (K = 20, Zen 3).
+template <class S> void mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
+  using X = Mixing<S>;
+  typename X::A acc[page_elements / lanes * X::parts];
+  int64_t k = 0;
+  p.clients >= 4 ? mix_rows<S, 4, true>(p, 0, at, n, acc) : mix_rows<S, 1, true>(p, 0, at, n, acc);
+  for (k = p.clients >= 4 ? 4 : 1; k + 4 <= p.clients; k += 4) mix_rows<S, 4, false>(p, k, at, n, acc);
+  for (; k < p.clients; ++k) mix_rows<S, 1, false>(p, k, at, n, acc);
+  S* out = (S*)p.out[0] + at;
+  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) X::store(out + e, acc + v, stream);
 }
 
 template <class S> void mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
@@ -261,21 +296,18 @@ template <class S> void mix_tail(const MixChunk& p, int64_t at, int64_t n) {  //
 }
 
 template <class S> void mix(const MixChunk& p) {
-  constexpr int EV1 = 8 / Mixing<S>::parts;     // one output: 8 accumulators
-  constexpr int EV4 = EV1 / 4 ? EV1 / 4 : 1;    // four outputs at a time: the same
-  constexpr int64_t wide = EV1 * lanes, piece = 8 * wide;
+  constexpr int EV = Mixing<S>::parts == 1 ? 2 : 1;  // four outputs at a time: 8 accumulators
   int64_t end = p.begin + p.count;
   bool stream = p.streaming;
   for (int64_t m = 0; m < p.outputs && stream; ++m)
     stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
   int64_t at = p.begin;
-  if (p.outputs == 1)
-    for (; at + wide <= end; at += wide) mix_step<S, 1, EV1>(p, 0, at, stream);
-  while (at + lanes <= end) {  // several outputs: a piece of every client stays in cache for all of them
-    int64_t stop = at + least(piece, (end - at) / lanes * lanes), m = 0;
+  while (at + lanes <= end) {  // several outputs: a page of every client stays in cache for all of them
+    int64_t stop = at + least(page_elements, (end - at) / lanes * lanes), m = 0;
+    if (p.outputs == 1) mix_one<S>(p, at, stop - at, stream), m = 1;
     for (; m + 4 <= p.outputs; m += 4) {
       int64_t e = at;
-      for (; e + EV4 * lanes <= stop; e += EV4 * lanes) mix_step<S, 4, EV4>(p, m, e, stream);
+      for (; e + EV * lanes <= stop; e += EV * lanes) mix_step<S, 4, EV>(p, m, e, stream);
       for (; e < stop; e += lanes) mix_step<S, 4, 1>(p, m, e, stream);
     }
     for (; m < p.outputs; ++m)
@@ -312,13 +344,13 @@ uint64_t read(const void* p, size_t bytes) {  // four streams a thread: 10 % mor
 
 double fma_peak(int64_t iterations) {
   VF acc[12] = {}, x = VF{} + 1e-9f, y = VF{} + 0.5f;
-  for (int64_t n = 0; n < iterations; ++n) {
-#pragma GCC unroll 12
-    for (int i = 0; i < 12; ++i) acc[i] = fma(acc[i], y, x);
-    __asm__ volatile("" : : : "memory");
-  }
+  for (int64_t n = 0; n < iterations; ++n)
+    unroll<12>([&](auto i) INLINE_LAMBDA {
+      acc[i] = fma(acc[i], y, x);
+      __asm__("" : "+" FASTAGG_VECTOR_REGISTER (acc[i]));  // or the compiler finds the closed form
+    });
   float sum = 0;
-  for (int i = 0; i < 12; ++i) sum += acc[i][0];
+  unroll<12>([&](auto i) INLINE_LAMBDA { sum += acc[i][0]; });
   return sum >= 0 ? double(iterations) * 12 * lanes * 2 : 0;
 }
 
