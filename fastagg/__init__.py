@@ -1,0 +1,33 @@
+"""fastagg: adaptive aggregation of federated-learning client models at the price of one or two reads of memory.
+
+    new_sd = fastagg.fedawa(global_sd, client_sds)      # a state dict; new_sd.weights are the client weights
+"""
+
+from importlib.metadata import version as _version
+
+from fastagg import ops as _ops  # noqa: F401  registers torch.ops.fastagg
+from fastagg.backends import set_backend
+from fastagg.core import client_vectors, gram, gram_mix, mix
+from fastagg.gram import Gram
+from fastagg.info import info
+from fastagg.methods.fedavg import fedavg
+from fastagg.methods.fedawa import FedAWA, fedawa, fedawa_objective
+from fastagg.result import Result
+from fastagg.table import InputError
+
+__version__ = _version("fastagg")
+__all__ = [
+    "FedAWA",
+    "Gram",
+    "InputError",
+    "Result",
+    "client_vectors",
+    "fedavg",
+    "fedawa",
+    "fedawa_objective",
+    "gram",
+    "gram_mix",
+    "info",
+    "mix",
+    "set_backend",
+]

@@ -65,30 +65,24 @@ template <class S, class C> void pack(const S* src, const S* center, int64_t n, 
 inline void add4(double* out, D4 v) { *(D4*)out += v; }
 
 // out[j * ld + i] += <a_i, b_j> for NI <= 4 rows of a and NJ rows of b; DIAGONAL: a is b, only i >= j.
+// Every pair of rows sees the same additions in the same order whatever tile it falls in, so the bits of an entry do
+// not depend on where its clients stand, and identical clients have identical entries.
 template <int NI, int NJ, bool DIAGONAL, class C>
 inline void tile(const C* a, const C* b, int vectors, double* out, int64_t ld) {
   using V = typename Vec<C>::V;
   constexpr int w = width<C>, stride = row_stride<C>;
-  constexpr int U = NI * NJ <= 6 ? 2 : 1;  // few accumulators: two sets, or FMA latency shows
-  V acc[U][NJ][4] = {};
-  auto step = [&](auto u, int at) INLINE_LAMBDA {
+  V acc[NJ][4] = {};
+  for (int v = 0; v < vectors; ++v) {
     V y[NJ];
-    unroll<NJ>([&](auto j) INLINE_LAMBDA { y[j] = load_raw<V>(b + j * stride + at); });
+    unroll<NJ>([&](auto j) INLINE_LAMBDA { y[j] = load_raw<V>(b + j * stride + v * w); });
     unroll<NI>([&](auto i) INLINE_LAMBDA {
-      V x = DIAGONAL ? y[i < NJ ? i : 0] : load_raw<V>(a + i * stride + at);
+      V x = DIAGONAL ? y[i < NJ ? i : 0] : load_raw<V>(a + i * stride + v * w);
       unroll<NJ>([&](auto j) INLINE_LAMBDA {
-        if (!DIAGONAL || i >= j) acc[u][j][i] = fma(x, y[j], acc[u][j][i]);
+        if (!DIAGONAL || i >= j) acc[j][i] = fma(x, y[j], acc[j][i]);
       });
     });
-  };
-  int v = 0;
-  for (; v + U <= vectors; v += U) unroll<U>([&](auto u) INLINE_LAMBDA { step(u, (v + u) * w); });
-  if (U == 2 && v < vectors) step(Index<0>{}, v * w);
-  unroll<NJ>([&](auto j) INLINE_LAMBDA {
-    V* s = acc[0][j];
-    if (U == 2) unroll<NI>([&](auto i) INLINE_LAMBDA { s[i] += acc[U - 1][j][i]; });
-    add4(out + j * ld, sums(s[0], s[1], s[2], s[3]));
-  });
+  }
+  unroll<NJ>([&](auto j) INLINE_LAMBDA { add4(out + j * ld, sums(acc[j][0], acc[j][1], acc[j][2], acc[j][3])); });
 }
 
 template <bool DIAGONAL, class C>

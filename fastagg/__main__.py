@@ -1,0 +1,5 @@
+import sys
+
+from fastagg.cli import main
+
+sys.exit(main())

@@ -1,0 +1,49 @@
+"""The `fastagg` command: argument parsing and printing only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="fastagg", description="Fast aggregation of federated-learning client models.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    about = commands.add_parser(
+        "info",
+        help="version, SIMD level, threads and backends",
+        description="Prints the version, the SIMD level in use (lower it with FASTAGG_SIMD=baseline or avx2), the "
+        "number of threads (torch.set_num_threads or OMP_NUM_THREADS), and which backends are available.",
+    )
+    about.add_argument("--json", action="store_true", help="machine-readable output")
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return _info(args.json)
+
+
+def _info(as_json: bool) -> int:
+    from fastagg.info import info
+
+    facts = info()
+    if as_json:
+        json.dump(facts, sys.stdout, indent=2)
+        print()
+        return 0
+    simd = facts.pop("simd_best")
+    if facts["simd"] != simd:
+        facts["simd"] += f" (this CPU has {simd}; FASTAGG_SIMD lowers it)"
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            for key, text in value.items():
+                print(f"  {key:<12} {text}")
+        else:
+            print(f"{name.replace('_', ' '):<14} {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

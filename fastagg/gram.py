@@ -1,0 +1,111 @@
+"""What can be read off a Gram: norms, distances and similarities of models that are never looked at again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Gram:
+    """Inner products of the global model g and the client vectors d_k = w_k - g, as float64.
+
+    matrix   [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
+    numel    number of elements behind it; [L] when layer-wise
+    layers   names of the L layers, or None
+
+    Every method below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
+    """
+
+    def __init__(self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None) -> None:
+        self.matrix = matrix
+        self.numel = torch.as_tensor(numel)
+        self.layers = layers
+
+    @property
+    def K(self) -> int:
+        return self.matrix.shape[-1] - 1
+
+    @property
+    def layerwise(self) -> bool:
+        return self.matrix.dim() == 3
+
+    def model(self) -> Gram:
+        """The Gram of the whole model: the sum over layers, in their order."""
+        if not self.layerwise:
+            return self
+        total = torch.zeros_like(self.matrix[0])
+        for layer in self.matrix:  # not .sum(0): the order of addition is part of the contract
+            total += layer
+        return Gram(total, self.numel.sum())
+
+    def updates(self) -> Tensor:
+        """<d_i, d_j>: [K, K]"""
+        return self.matrix[..., 1:, 1:]
+
+    def models(self) -> Tensor:
+        """<w_i, w_j>: [K, K]"""
+        c, b = self.matrix[..., :1, :1], self.matrix[..., 0, 1:]
+        return c + b[..., :, None] + b[..., None, :] + self.updates()
+
+    def norms(self) -> Tensor:
+        """||d_k||, the length of each client's update, which is its distance to the global model: [K]"""
+        return self._squares(self.updates()).sqrt()
+
+    def distances(self) -> Tensor:
+        """||w_i - w_j||: [K, K]"""
+        return self._squared_distances().sqrt()
+
+    def cosine(self, of: str = "updates") -> Tensor:
+        """cos(d_i, d_j) of="updates", cos(w_i, w_j) of="models": [K, K]; cos(w_k, g) of="global": [K]"""
+        if of == "updates":
+            return _cosine(self.updates())
+        if of == "models":
+            return _cosine(self.models())
+        if of == "global":
+            c, b = self.matrix[..., 0, 0], self.matrix[..., 0, 1:]
+            norms = (self._squares(self.models()) * c[..., None]).sqrt()
+            return _divide(c[..., None] + b, norms).clamp(-1, 1)
+        raise ValueError(f"cosine of {of!r}: expected 'updates', 'models' or 'global'")
+
+    def gaussian(self, sigma: float | Tensor | None = None) -> Tensor:
+        """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
+        squares = self._squared_distances()
+        if sigma is None:
+            pairs = max(self.K * (self.K - 1), 1)
+            sigma = squares.sqrt().sum((-2, -1)) / pairs
+        sigma = torch.as_tensor(sigma, dtype=torch.float64)
+        if not bool((sigma >= 0).all()):
+            raise ValueError(f"sigma must not be negative, got {sigma}")
+        return torch.exp(-_divide(squares, 2 * sigma[..., None, None] ** 2))
+
+    def projection(self, weights: Tensor | None = None) -> Tensor:
+        """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
+        G = self.updates()
+        w = torch.full((self.K,), 1 / self.K, dtype=torch.float64) if weights is None else torch.as_tensor(weights)
+        along = (G @ w.to(G)[..., None])[..., 0]
+        length = (along * w.to(G)).sum(-1, keepdim=True).clamp(min=0).sqrt()
+        return _divide(along, length)
+
+    def _squared_distances(self) -> Tensor:
+        G = self.updates()
+        s = self._squares(G)
+        d = (s[..., :, None] + s[..., None, :] - 2 * G).clamp(min=0)
+        return d * (1 - torch.eye(self.K, dtype=d.dtype, device=d.device))
+
+    @staticmethod
+    def _squares(products: Tensor) -> Tensor:
+        return products.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+
+    def __repr__(self) -> str:
+        layers = f", {len(self.layers)} layers" if self.layers is not None else ""
+        return f"Gram(K={self.K}{layers}, numel={int(self.numel.sum())})"
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0"""
+    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
+
+
+def _cosine(products: Tensor) -> Tensor:
+    norms = Gram._squares(products).sqrt()
+    return _divide(products, norms[..., :, None] * norms[..., None, :]).clamp(-1, 1)

@@ -1,0 +1,292 @@
+"""FedAWA (Shi et al., CVPR 2025): weights learned from how the client vectors lie to each other.
+
+Logits T, weights l = softmax(T), client vectors d_k = w_k - g:
+
+    loss(l) = sum_k l_k ||d_k - sum_j l_j d_j|| + regulariser                                      (Eq. 3)
+
+The whole objective and its gradient are read off the Gram, so optimiser steps cost microseconds, and with layers
+(FedAWA-L, Eq. 4) all of them are solved at once on [L, K] arrays.
+
+A trap: minimised to the end, the objective collapses onto one client (whose distance to itself is 0). The method is
+a few small steps from the data shares, not an argmin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg import core, table as tables
+from fastagg.core import Layers, Params
+from fastagg.gram import Gram
+from fastagg.methods.common import check_client_ids, data_shares, scaled_rows
+from fastagg.result import Result
+from fastagg.table import InputError, StateDict, Table
+
+VARIANTS = ("released", "paper", "cos")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of fedawa and FedAWA, checked."""
+
+    variant: str = "released"
+    steps: int = 1
+    lr: float | None = None
+    optimizer: str = "adam"
+    reg: str | None = "cos"
+    gamma: float = 1.0
+    layerwise: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("variant", VARIANTS), ("optimizer", ("adam", "sgd")), ("reg", ("cos", "euc", None))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, allowed))}")
+        if not isinstance(self.steps, int) or self.steps < 0:
+            raise ValueError(f"steps={self.steps!r}: expected an integer >= 0")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr={self.lr!r}: expected a number > 0")
+        if not np.isfinite(self.gamma):
+            raise ValueError(f"gamma={self.gamma!r}: expected a finite number")
+
+
+def fedawa(
+    global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, *, variant: str = "released", steps: int = 1,
+    lr: float | None = None, optimizer: str = "adam", reg: str | None = "cos", gamma: float = 1.0,
+    layerwise: bool = False, logits=None, params: Params = None, layers: Layers = None, out: StateDict | None = None,
+) -> Result:  # fmt: skip
+    """One round of FedAWA.
+
+    variant     "released": what the authors' code does and their tables show. The regulariser is sum_k l_k r_k with
+                r_k = 1 - cos(g, w_k); logits start at the data shares; the aggregate uses the weights from before the
+                last step, so with one step they are known up front and the round is a single read of the clients.
+                "paper": Eq. 3 as written. The regulariser is the distance of the aggregate to g; logits start at the
+                log shares, so that the first weights are the shares; the weights from after the last step are used.
+                "cos": FedAWA-COS (Table 4), weights proportional to max(0, cos(d_k, sum_j n_j d_j)); no optimiser.
+    steps       optimiser steps per round
+    lr          default 1e-3 for "adam" (betas 0.5, 0.999), 1e-2 for "sgd" (momentum 0.9, weight decay 5e-4)
+    reg         "cos", "euc" (squared distance per element; the plain distance in "paper") or None
+    gamma       scales the aggregated parameters (not the buffers)
+    layerwise   FedAWA-L: weights of its own for every layer
+    logits      where to start: a former result's .logits, [K] or [L, K]; FedAWA carries them for you
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    The result has .weights ([K], or [L, K] with .layers), .gram and .logits.
+    """
+    options = Options(variant, steps, lr, optimizer, reg, gamma, layerwise)
+    table = tables.build(global_sd, client_sds, params=params, layers=layers)
+    n = data_shares(sizes, table.K)
+    start = first_logits(n, options, len(table.layout.layers))
+    if logits is not None:
+        given = np.array(torch.as_tensor(logits).detach().cpu(), dtype=np.float64)
+        if given.shape != start.shape:
+            raise InputError(f"logits have shape {given.shape}, expected {start.shape}")
+        if not np.isfinite(given).all():
+            raise InputError("logits are not finite")
+        start = given
+    return _aggregate(table, n, start, options, out)
+
+
+class FedAWA:
+    """FedAWA over rounds: the logits of each client id are carried from round to round, also past rounds it misses.
+
+    >>> aggregator = fastagg.FedAWA(layerwise=True)
+    >>> global_sd = aggregator.aggregate(global_sd, client_sds, sizes, client_ids=["hospital-3", "hospital-7"])
+
+    Options are those of fastagg.fedawa. state_dict() and load_state_dict() let a server resume after a crash.
+    A round that raises leaves the state as it was.
+    """
+
+    def __init__(self, *, params: Params = None, layers: Layers = None, **options: Any) -> None:
+        self.options = Options(**options)
+        self._form = {"params": params, "layers": layers}
+        self._logits: dict[Any, np.ndarray] = {}  # client id -> [] or [L]
+        self._layers: tuple[str, ...] | None = None
+
+    def aggregate(
+        self, global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, client_ids=None, *,
+        out: StateDict | None = None,
+    ) -> Result:  # fmt: skip
+        """One round. client_ids names the clients over rounds (default: their positions 0, 1, ...)."""
+        ids = check_client_ids(client_ids, len(client_sds))
+        table = tables.build(global_sd, client_sds, client_ids=ids, **self._form)
+        layers = table.layout.layers if self.options.layerwise else None
+        if self._logits and layers != self._layers:
+            raise InputError(f"the model's layers are {layers}, but this aggregator carries logits for {self._layers}")
+        n = data_shares(sizes, table.K)
+        start = first_logits(n, self.options, len(table.layout.layers))
+        for k, name in enumerate(ids):
+            if name in self._logits:
+                start[..., k] = self._logits[name]
+        result = _aggregate(table, n, start, self.options, out)
+        if result.logits is not None:
+            carried = result.logits.numpy()
+            self._logits.update((name, carried[..., k].copy()) for k, name in enumerate(ids))
+            self._layers = layers
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: strings, lists and one float64 tensor [clients] or [clients, L]."""
+        return {
+            "method": "fedawa",
+            "variant": self.options.variant,
+            "layers": None if self._layers is None else list(self._layers),
+            "client_ids": list(self._logits),
+            "logits": torch.tensor(np.array(list(self._logits.values()), dtype=np.float64)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state_dict(); one that does not fit raises and changes nothing."""
+        missing = {"method", "variant", "layers", "client_ids", "logits"} - set(state)
+        if missing:
+            raise InputError(f"FedAWA state: {sorted(missing)} missing")
+        for name, mine in (("method", "fedawa"), ("variant", self.options.variant)):
+            if state[name] != mine:
+                raise InputError(f"FedAWA state: {name} is {state[name]!r}, this aggregator's is {mine!r}")
+        logits = np.array(torch.as_tensor(state["logits"]), dtype=np.float64)
+        ids = check_client_ids(state["client_ids"], len(state["client_ids"]))
+        layers = None if state["layers"] is None else tuple(state["layers"])
+        if ids and (layers is not None) != self.options.layerwise:
+            raise InputError(f"FedAWA state: layers are {layers}, but layerwise={self.options.layerwise}")
+        expected = (len(ids),) if layers is None else (len(ids), len(layers))
+        if logits.shape != expected and ids:
+            raise InputError(f"FedAWA state: logits have shape {logits.shape}, expected {expected}")
+        if not np.isfinite(logits).all():
+            raise InputError("FedAWA state: logits are not finite")
+        self._logits = dict(zip(ids, logits, strict=False))
+        self._layers = layers
+
+
+def fedawa_objective(
+    gram: Gram, weights, *, variant: str = "released", reg: str | None = "cos"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """FedAWA's loss and its gradient in the weights: (scalar, [K]) for a model's Gram, ([L], [L, K]) for layers'.
+
+    weights are [K] or [L, K] and need not sum to 1. In the logits T of weights = softmax(T) the gradient is
+    weights * (gradient - (weights * gradient).sum()).
+    """
+    Options(variant=variant, reg=reg)
+    if variant == "cos":
+        raise ValueError("variant='cos' has no objective")
+    C = gram.matrix.cpu().numpy()
+    l = np.broadcast_to(np.array(torch.as_tensor(weights).detach().cpu(), dtype=np.float64), (*C.shape[:-2], gram.K))
+    loss, gradient = objective(C, gram.numel.numpy(), l, variant, reg)
+    return torch.as_tensor(loss), torch.from_numpy(gradient)
+
+
+def _aggregate(table: Table, n: np.ndarray, start: np.ndarray, o: Options, out: StateDict | None) -> Result:
+    known = o.variant == "released" and o.steps <= 1  # the weights of this round do not depend on this round's Gram
+    logits = start
+    if known:
+        weights = softmax(start)
+        scaled, row = scaled_rows(table, weights, o.gamma)
+        gram, [result] = core.gram_mix_of(table, o.layerwise, scaled, row, out)
+        if o.steps:
+            _, logits = solve(gram, start, o)
+    else:
+        gram = core.gram_of(table, o.layerwise)
+        if o.variant == "cos":
+            weights, logits = cosine_weights(gram.matrix.cpu().numpy(), n), None
+        else:
+            weights, logits = solve(gram, start, o)
+        scaled, row = scaled_rows(table, weights, o.gamma)
+        [result] = core.mix_of(table, scaled, row, out)
+    result.gram = gram
+    result.weights = torch.from_numpy(weights)
+    result.layers = table.layout.layers if o.layerwise else None
+    result.logits = None if logits is None else torch.from_numpy(logits)
+    return result
+
+
+# ---- K-by-K arithmetic: C is [K+1, K+1] or [L, K+1, K+1], l and T are [K] or [L, K], all float64 ----
+
+
+def first_logits(n: np.ndarray, o: Options, layers: int) -> np.ndarray:
+    start = n if o.variant == "released" else np.log(np.maximum(n, 1e-300))  # a share of 0 has no finite log
+    return np.tile(start, (layers, 1)) if o.layerwise else start.copy()
+
+
+def softmax(T: np.ndarray) -> np.ndarray:
+    e = np.exp(T - T.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def objective(C: np.ndarray, numel, l: np.ndarray, variant: str, reg: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """loss [] or [L], and its gradient in l"""
+    c, b, G = C[..., :1, 0], C[..., 0, 1:], C[..., 1:, 1:]
+    squares = np.einsum("...kk->...k", G)
+    Gl = (G @ l[..., None])[..., 0]
+    q = (l * Gl).sum(-1, keepdims=True)  # ||sum l d||^2
+    scale = squares + q
+    apart = squares - 2 * Gl + q  # ||d_k - sum l d||^2, zero below what float64 can tell from zero
+    distance = np.sqrt(np.where(apart > 1e-15 * scale, apart, 0))
+    pull = _ratio(l, distance)  # [.., K]
+    loss = (l * distance).sum(-1)
+    gradient = distance + Gl * pull.sum(-1, keepdims=True) - (G @ pull[..., None])[..., 0]
+    if reg is None:
+        return loss, gradient
+    if variant == "released":
+        if reg == "cos":
+            r = _one_minus_cosine(c, b, squares, 1.0)
+        else:
+            r = squares / np.maximum(np.asarray(numel)[..., None], 1)
+        return loss + (l * r).sum(-1), gradient + r
+    s = l.sum(-1, keepdims=True)
+    a = (l * b).sum(-1, keepdims=True)  # <sum l d, g>
+    if reg == "euc":
+        e = s - 1  # sum l w - g = e g + sum l d
+        r = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
+        return loss + r[..., 0], gradient + _ratio(e * c + a + e * b + Gl, r)
+    r = _one_minus_cosine(c, a, q, s)
+    length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum l w||
+    slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
+    return loss + r[..., 0], gradient - _ratio(slope, length**3 * np.sqrt(c))
+
+
+def _one_minus_cosine(c, a, q, s):
+    """1 - cos(g, s g + d) with c = ||g||^2, a = <g, d>, q = ||d||^2; without cancellation when d is small"""
+    dot = s * c + a
+    lengths = np.sqrt(np.maximum(c * (s * s * c + 2 * s * a + q), 0))
+    small = _ratio(np.maximum(c * q - a * a, 0), lengths * (lengths + np.abs(dot)))
+    return np.where(lengths == 0, 1.0, np.where(dot > 0, small, 2 - small))
+
+
+def _ratio(a, b):
+    """a / b, and 0 where b is 0"""
+    a, b = np.broadcast_arrays(a, b)
+    return np.divide(a, b, out=np.zeros_like(a, dtype=np.float64), where=b != 0)
+
+
+def solve(gram: Gram, T: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
+    C, numel = gram.matrix.cpu().numpy(), gram.numel.numpy()
+    lr = o.lr if o.lr is not None else 1e-3 if o.optimizer == "adam" else 1e-2
+    T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
+    l = softmax(T)
+    for step in range(1, o.steps + 1):
+        l = softmax(T)
+        _, v = objective(C, numel, l, o.variant, o.reg)
+        g = l * (v - (l * v).sum(-1, keepdims=True))
+        if o.optimizer == "adam":
+            first = 0.5 * first + 0.5 * g
+            second = 0.999 * second + 0.001 * g * g
+            T -= lr * (first / (1 - 0.5**step)) / (np.sqrt(second) / np.sqrt(1 - 0.999**step) + 1e-8)
+        else:
+            g = g + 5e-4 * T
+            first = g if step == 1 else 0.9 * first + g
+            T -= lr * first
+    return (l if o.variant == "released" else softmax(T)), T
+
+
+def cosine_weights(C: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """FedAWA-COS; the data shares where no client agrees with the mean update"""
+    G = C[..., 1:, 1:]
+    along = G @ n
+    norms = np.sqrt(np.maximum(np.einsum("...kk->...k", G) * (along * n).sum(-1, keepdims=True), 0))
+    w = np.maximum(_ratio(along, norms), 0)
+    total = w.sum(-1, keepdims=True)
+    return np.where(total > 0, _ratio(w, total), n)

@@ -1,0 +1,145 @@
+"""The kernels as torch.library operators, so that autograd and torch.compile see them.
+
+    fastagg::gram(center, clients, layer, layers, per_layer) -> [L or 1, K+1, K+1] float64
+    fastagg::mix(clients, weights [S, M, K], row) -> M * T tensors                  differentiable in weights
+    fastagg::gram_mix(center, clients, layer, layers, per_layer, weights, row) -> (Gram, M * T tensors)
+    fastagg::dots(left, clients, row, rows) -> [S, M, K] float64                    the gradient of mix
+
+A list of tensors is flat: client k's tensor t is clients[k * T + t]. The public functions of core.py call a backend
+directly with a table of addresses and come here only when a gradient is wanted: handing 1,240 tensors through the
+dispatcher costs more than aggregating a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import backends
+from fastagg.table import DTYPE_CODE, FLOATING, InputError, Layout, Table, _checked, as_tensor
+
+
+def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -> Table:
+    if T == 0 or not clients or len(clients) % T:
+        raise InputError(f"{len(clients)} client tensors do not divide into models of {T} tensors")
+    form = clients[:T] if center is None else center
+    for t, x in enumerate(form):
+        if x.dtype not in DTYPE_CODE:
+            raise InputError(f"tensor {t} has dtype {x.dtype}, which cannot be aggregated")
+    device = form[0].device
+    shapes, dtypes = tuple(tuple(x.shape) for x in form), tuple(x.dtype for x in form)
+
+    def read(who: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [
+            _checked(as_tensor(x, who, str(t)), shapes[t], dtypes[t], device, who, str(t)) for t, x in enumerate(tensors)
+        ]
+
+    rows = [read(f"client {k}", clients[k * T : (k + 1) * T]) for k in range(len(clients) // T)]
+    g = None if center is None else read("the global model", center)
+    codes = [DTYPE_CODE[d] for d in dtypes]
+    layout = Layout(
+        tuple(map(str, range(T))), shapes, dtypes, ("",), np.array([x.numel() for x in form], dtype=np.int64),
+        np.array(codes, dtype=np.int32), np.zeros(T, np.int32), np.zeros(T, np.int32), codes,
+    )  # fmt: skip
+    address = np.array([[x.data_ptr() for x in row] for row in rows], dtype=np.int64)
+    return Table(
+        layout, device, rows, g, np.ascontiguousarray(address.T),
+        np.array([x.data_ptr() for x in g] if g is not None else [0] * T, dtype=np.int64), (False,) * T,
+    )  # fmt: skip
+
+
+def _empty(clients: Sequence[Tensor], T: int, M: int) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(M) for x in clients[:T]]
+
+
+def _nested(flat: Sequence[Tensor], T: int) -> list[list[Tensor]]:
+    return [list(flat[at : at + T]) for at in range(0, len(flat), T)]
+
+
+def _int32(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+@torch.library.custom_op("fastagg::gram", mutates_args=())
+def gram(center: list[Tensor], clients: list[Tensor], layer: list[int], layers: int, per_layer: bool) -> Tensor:
+    table = _table(center, clients, len(center))
+    return backends.choose(table.device).gram(table, _int32(layer), layers, per_layer)
+
+
+@gram.register_fake
+def _(center, clients, layer, layers, per_layer):
+    R = len(clients) // len(center) + 1
+    return center[0].new_empty((layers if per_layer else 1, R, R), dtype=torch.float64)
+
+
+@torch.library.custom_op("fastagg::mix", mutates_args=())
+def mix(clients: list[Tensor], weights: Tensor, row: list[int]) -> list[Tensor]:
+    T = len(row)
+    table = _table(None, clients, T)
+    out = _empty(clients, T, weights.shape[1])
+    backends.choose(table.device).mix(table, weights.double(), _int32(row), _nested(out, T))
+    return out
+
+
+@mix.register_fake
+def _(clients, weights, row):
+    return _empty(clients, len(row), weights.shape[1])
+
+
+@torch.library.custom_op("fastagg::gram_mix", mutates_args=())
+def gram_mix(
+    center: list[Tensor], clients: list[Tensor], layer: list[int], layers: int, per_layer: bool,
+    weights: Tensor, row: list[int],
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    T = len(center)
+    table = _table(center, clients, T)
+    out = _empty(clients, T, weights.shape[1])
+    matrix = backends.choose(table.device).gram_mix(
+        table, _int32(layer), layers, per_layer, weights.double(), _int32(row), _nested(out, T)
+    )
+    return matrix, out
+
+
+@gram_mix.register_fake
+def _(center, clients, layer, layers, per_layer, weights, row):
+    R = len(clients) // len(center) + 1
+    matrix = center[0].new_empty((layers if per_layer else 1, R, R), dtype=torch.float64)
+    return matrix, _empty(clients, len(center), weights.shape[1])
+
+
+@torch.library.custom_op("fastagg::dots", mutates_args=())
+def dots(left: list[Tensor], clients: list[Tensor], row: list[int], rows: int) -> Tensor:
+    T = len(row)
+    table = _table(None, clients, T)
+    plain = [x.contiguous() for x in left]
+    return backends.choose(table.device).dots(table, _nested(plain, T), _int32(row), rows)
+
+
+@dots.register_fake
+def _(left, clients, row, rows):
+    T = len(row)
+    return left[0].new_empty((rows, len(left) // T, len(clients) // T), dtype=torch.float64)
+
+
+def _save(ctx, inputs, output):
+    clients, weights, row = inputs
+    ctx.save_for_backward(*clients)
+    ctx.row, ctx.shape, ctx.dtype = row, weights.shape, weights.dtype
+    integer = [x for x in output if x.dtype not in FLOATING]
+    ctx.mark_non_differentiable(*integer)
+
+
+def _backward(ctx, grads):
+    clients, T = ctx.saved_tensors, len(ctx.row)
+    left = [
+        torch.zeros_like(clients[i % T]) if g is None else g.to(clients[i % T].dtype).contiguous()
+        for i, g in enumerate(grads)
+    ]
+    grad = torch.ops.fastagg.dots(left, list(clients), ctx.row, ctx.shape[0])
+    return [None] * len(clients), grad.to(ctx.dtype), None
+
+
+mix.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,134 @@
+"""What an aggregation returns, and where it is written."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastagg.table import InputError, StateDict, Table, as_tensor
+
+if TYPE_CHECKING:
+    from fastagg.gram import Gram
+
+
+class Result(dict):
+    """A state dict (`model.load_state_dict(result)` takes it as it is) that also says how it came about.
+
+    weights   the clients' weights: [K], or [L, K] when they differ by layer
+    layers    names of the L layers when weights differ by layer, else None
+    gram      the Gram, where the method computed one, else None
+    logits    the state an optimising method carries to its next round, else None
+
+    Pickling (torch.save, multiprocessing) keeps the tensors only, as a plain OrderedDict, so that
+    `torch.load(..., weights_only=True)` reads the file back without knowing of fastagg.
+    """
+
+    weights: torch.Tensor | None = None
+    layers: tuple[str, ...] | None = None
+    gram: Gram | None = None
+    logits: torch.Tensor | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return OrderedDict, (), None, None, iter(self.items())
+
+    def __deepcopy__(self, memo: dict) -> Result:
+        other = Result((key, copy.deepcopy(value, memo)) for key, value in self.items())
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+    def copy(self) -> Result:
+        other = Result(self)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    __copy__ = copy
+
+    def __repr__(self) -> str:
+        return f"Result({len(self)} tensors, weights={self.weights})"
+
+
+def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
+    """[M][T] fresh tensors in the form of the table's."""
+    like = table.clients[0]
+    with torch.no_grad():
+        return [[torch.empty_like(t, memory_format=torch.contiguous_format) for t in like] for _ in range(outputs)]
+
+
+def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> list[list[torch.Tensor]]:
+    """The tensors of `out`, once it is certain that writing them loses nothing."""
+    outs = [out] if isinstance(out, dict) else list(out)
+    if len(outs) != outputs:
+        raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
+    layout = table.layout
+    tensors = []
+    for m, sd in enumerate(outs):
+        who = "out" if outputs == 1 else f"out[{m}]"
+        if len(sd) != table.T or any(key not in sd for key in layout.keys):
+            wrong = next(iter(set(layout.keys) ^ set(sd)))
+            raise InputError(f"{who}: key {wrong!r} is {'missing' if wrong in layout.keys else 'not in the model'}")
+        row = []
+        for t, key in enumerate(layout.keys):
+            if isinstance(sd[key], np.ndarray) and not sd[key].flags.writeable:
+                raise InputError(f"{who}: key {key!r} is a read-only array")
+            tensor = as_tensor(sd[key], who, key)
+            found = (tuple(tensor.shape), tensor.dtype, tensor.device)
+            expected = (layout.shapes[t], layout.dtypes[t], table.device)
+            if found != expected:
+                raise InputError(f"{who}: key {key!r} is {_form(found)}, expected {_form(expected)}")
+            if not tensor.is_contiguous() or tensor.is_neg():
+                raise InputError(f"{who}: key {key!r} is not contiguous")
+            if tensor.requires_grad:
+                raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
+            row.append(tensor)
+        tensors.append(row)
+    _check_overlap(table, tensors)
+    return tensors
+
+
+def _form(form: tuple) -> str:
+    shape, dtype, device = form
+    return f"{dtype} {shape} on {device}"
+
+
+def _check_overlap(table: Table, outs: list[list[torch.Tensor]]) -> None:
+    size = table.layout.numel * np.array([dtype.itemsize for dtype in table.layout.dtypes], dtype=np.int64)  # [T] bytes
+    start = np.concatenate([table.client_address, table.center_address[:, None]], axis=1)  # [T, K+1]
+    if table.center is None:
+        start = table.client_address
+    stop = start + size[:, None]
+    order = np.argsort(start, axis=None)
+    starts, reach = start.ravel()[order], np.maximum.accumulate(stop.ravel()[order])
+    out_start = np.array([[t.data_ptr() for t in row] for row in outs], dtype=np.int64)  # [M, T]
+    out_stop = out_start + size
+    before = np.searchsorted(starts, out_stop.ravel(), side="left")  # inputs that start before this output stops
+    hit = (before > 0) & (reach[before - 1] > out_start.ravel()) & (np.tile(size, len(outs)) > 0)
+    if hit.any():
+        key = table.layout.keys[int(hit.argmax()) % table.T]
+        raise InputError(f"out: key {key!r} shares memory with an input; inputs are never modified")
+    flat = np.sort(np.stack([out_start.ravel(), out_stop.ravel()])[:, np.tile(size, len(outs)) > 0], axis=1)
+    if (flat[0, 1:] < flat[1, :-1]).any():
+        raise InputError("out: two of its tensors share memory")
+
+
+def finish(table: Table, tensors: list[torch.Tensor], out: StateDict | None, **about: Any) -> Result:
+    """The state dict of one output; with `out`, its very tensors under a new Result."""
+    values = [out[key] for key in table.layout.keys] if out is not None else tensors
+    if out is None and any(table.as_numpy):
+        values = [_to_numpy(t) if wanted else t for t, wanted in zip(tensors, table.as_numpy, strict=True)]
+    result = Result(zip(table.layout.keys, values, strict=True))
+    if table.metadata is not None:
+        about["_metadata"] = table.metadata
+    result.__dict__.update(about)
+    return result
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    import ml_dtypes  # the caller's arrays have its dtype, so it is there
+
+    return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)

@@ -1,0 +1,240 @@
+"""State dicts in, a table of addresses out. Every check of a caller's tensors, and its message, is in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+try:
+    from fastagg import _cpu
+except ImportError:  # no native module on this platform: the reference backend needs none
+    _cpu = None
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGER = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {torch.bool: 8}  # bool is read as uint8
+BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
+
+
+class InputError(ValueError):
+    """A model, weight or size that cannot be aggregated. The message names the client and the key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What does not change from round to round: the names, shapes, dtypes and layers of a model's T tensors."""
+
+    keys: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    layers: tuple[str, ...]  # names, in order of first appearance
+    numel: np.ndarray  # [T] int64
+    codes: np.ndarray  # [T] int32, DTYPE_CODE
+    layer: np.ndarray  # [T] int32, index into layers
+    gram_layer: np.ndarray  # [T] int32, the layer of a parameter, -1 for a buffer
+    code_list: list[int]
+
+    @property
+    def layer_numel(self) -> np.ndarray:
+        """Elements that enter the Gram, per layer. [L]"""
+        used = self.gram_layer >= 0
+        return np.bincount(self.layer[used], self.numel[used], len(self.layers)).astype(np.int64)
+
+
+def module_of(key: str) -> str:
+    """The module a tensor sits in: 'layer1.0.bn1' for 'layer1.0.bn1.weight'."""
+    return key.rpartition(".")[0]
+
+
+@lru_cache(maxsize=64)
+def _layout(keys, shapes, dtypes, params, layers) -> Layout:
+    if params is not None:
+        for key in params - set(keys):
+            raise InputError(f"params: {key!r} is not a key of the model")
+    names: dict[str, int] = {}
+    layer, gram_layer = [], []
+    for key, dtype in zip(keys, dtypes, strict=True):
+        layer.append(names.setdefault((layers or module_of)(key), len(names)))
+        is_param = key in params if params is not None else key.rpartition(".")[2] not in BUFFER_NAMES
+        if params is not None and is_param and dtype not in FLOATING:
+            raise InputError(f"params: {key!r} is {dtype}; only floating-point tensors can be parameters")
+        gram_layer.append(layer[-1] if is_param and dtype in FLOATING else -1)
+    codes = [DTYPE_CODE[dtype] for dtype in dtypes]
+    return Layout(
+        keys, shapes, dtypes, tuple(names),
+        np.array([int(np.prod(shape, dtype=np.int64)) for shape in shapes], dtype=np.int64),
+        np.array(codes, dtype=np.int32), np.array(layer, dtype=np.int32), np.array(gram_layer, dtype=np.int32), codes,
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class Table:
+    """T tensors of K clients, and of the global model if there is one, where the caller keeps them."""
+
+    layout: Layout
+    device: torch.device
+    clients: list[list[torch.Tensor]]  # [K][T]
+    center: list[torch.Tensor] | None  # [T]
+    client_address: np.ndarray  # [T, K] int64
+    center_address: np.ndarray  # [T] int64; zeros without a global model
+    as_numpy: tuple[bool, ...]  # [T]: results for this key are NumPy arrays, as the caller's are
+    metadata: Any = field(default=None)  # state_dict()'s _metadata, handed on to results
+
+    @property
+    def K(self) -> int:
+        return len(self.clients)
+
+    @property
+    def T(self) -> int:
+        return len(self.layout.keys)
+
+
+def build(
+    global_sd: StateDict | None,
+    client_sds: Sequence[StateDict],
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    client_ids: Sequence[Any] | None = None,
+) -> Table:
+    """Checks the models against each other and returns their table. Without a global model, client 0 sets the form."""
+    if isinstance(client_sds, Mapping):
+        raise InputError("client_sds is one mapping; expected a sequence of state dicts, one per client")
+    client_sds = list(client_sds)
+    if not client_sds:
+        raise InputError("no clients: client_sds is empty")
+    for who, sd in ((_name(k, client_ids), sd) for k, sd in enumerate(client_sds)):
+        if not isinstance(sd, Mapping):
+            raise InputError(f"{who} is a {type(sd).__name__}, expected a state dict (name -> tensor)")
+    if global_sd is not None and not isinstance(global_sd, Mapping):
+        raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
+
+    reference, who = (client_sds[0], _name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
+    tensors, as_numpy = _read_reference(reference, who)
+    if params is not None:
+        params = frozenset(n for n, _ in params.named_parameters()) if isinstance(params, torch.nn.Module) else frozenset(params)
+    layout = _layout(tuple(reference), tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), params, layers)
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    K, T = len(client_sds), len(tensors)
+    client_address = np.empty((T, K), dtype=np.int64)
+    center_address = np.zeros((T, 1), dtype=np.int64)
+    center = None
+    if global_sd is not None:
+        center = _read(global_sd, layout, device, who, center_address, 0)
+    clients = [_read(sd, layout, device, _name(k, client_ids), client_address, k) for k, sd in enumerate(client_sds)]
+    return Table(layout, device, clients, center, client_address, center_address[:, 0], as_numpy,
+                 getattr(reference, "_metadata", None))  # fmt: skip
+
+
+def _name(k: int, client_ids: Sequence[Any] | None) -> str:
+    return f"client {k}" if client_ids is None or client_ids[k] == k else f"client {k} (id {client_ids[k]!r})"
+
+
+def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+    tensors = []
+    for key, value in sd.items():
+        if not isinstance(key, str):
+            raise InputError(f"{who}: key {key!r} is a {type(key).__name__}, expected a string")
+        tensor = value if type(value) in _PLAIN else as_tensor(value, who, key)
+        if tensor.dtype not in DTYPE_CODE:
+            raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, which cannot be aggregated")
+        if tensors and tensor.device != tensors[0].device:
+            raise InputError(f"{who}: key {key!r} is on {tensor.device}, other tensors are on {tensors[0].device}")
+        tensors.append(tensor)
+    return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
+
+
+def _read(sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, column: int) -> list[torch.Tensor]:
+    """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]."""
+    tensors: list[torch.Tensor] = []
+    if _scanner is not None and isinstance(sd, dict) and device.type == "cpu" and len(sd) == len(layout.keys):
+        _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
+    for t in range(len(tensors), len(layout.keys)):  # whatever the native scan did not find plain
+        key = layout.keys[t]
+        if key not in sd:
+            raise InputError(f"{who}: key {key!r} is missing")
+        tensor = _checked(as_tensor(sd[key], who, key), layout.shapes[t], layout.dtypes[t], device, who, key)
+        address[t, column] = tensor.data_ptr()
+        tensors.append(tensor)
+    if len(sd) != len(layout.keys):
+        extra = next(key for key in sd if key not in set(layout.keys))
+        raise InputError(f"{who}: key {extra!r} is not in the model it is compared with")
+    return tensors
+
+
+def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
+    if tuple(tensor.shape) != shape:
+        raise InputError(f"{who}: key {key!r} has shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.dtype != dtype:
+        raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device != device:
+        raise InputError(f"{who}: key {key!r} is on {tensor.device}, expected {device}")
+    return tensor.detach().resolve_neg().contiguous()
+
+
+def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
+    """The value as a dense tensor over the same memory."""
+    if isinstance(value, np.ndarray | np.generic):
+        return _from_numpy(np.asarray(value), who, key)
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"{who}: key {key!r} is a {type(value).__name__}, expected a torch tensor or NumPy array")
+    kind = next((kind for kind, is_kind in _UNSUPPORTED if is_kind(value)), None)
+    if kind is not None:
+        raise InputError(f"{who}: key {key!r} is a {kind} tensor; only ordinary dense tensors can be aggregated")
+    return value
+
+
+class _Writable:
+    """A NumPy array's memory without its read-only flag: torch warns about that flag, and we never write."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array  # keeps the memory alive
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
+
+
+def _from_numpy(array: np.ndarray, who: str, key: str) -> torch.Tensor:
+    if not array.dtype.isnative or any(s < 0 for s in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))
+    is_bfloat16 = array.dtype.name == "bfloat16"  # ml_dtypes; NumPy itself has no such dtype
+    if is_bfloat16:
+        array = array.view(np.uint16)
+    if not array.flags.writeable:
+        array = np.asarray(_Writable(array))
+    try:
+        tensor = torch.from_numpy(array)
+    except TypeError:
+        raise InputError(f"{who}: key {key!r} has NumPy dtype {array.dtype}, which cannot be aggregated") from None
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_UNSUPPORTED = (
+    ("DTensor", lambda t: type(t).__name__ == "DTensor"),
+    ("meta", lambda t: t.is_meta),
+    ("quantised", lambda t: t.is_quantized),
+    ("nested", lambda t: t.is_nested),
+    ("sparse", lambda t: t.layout is not torch.strided),
+    (
+        "wrapper",
+        lambda t: type(t) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(t),
+    ),
+)
+
+
+def _make_scanner():
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
+    if _cpu is None or exchange is None:
+        return None
+    scanner = _cpu.Scanner(exchange, _PLAIN)
+    return scanner if scanner.usable else None
+
+
+_scanner = _make_scanner()
