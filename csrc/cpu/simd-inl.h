@@ -142,8 +142,11 @@ template <class V> inline D4 sums(V a, V b, V c, V d) { return sum4(fold(a), fol
 inline D4 sums(VF a, VF b, VF c, VF d) { return sum4((__m256)a, (__m256)b, (__m256)c, (__m256)d); }
 inline D4 sums(VD a, VD b, VD c, VD d) { return sum4((__m256d)a, (__m256d)b, (__m256d)c, (__m256d)d); }
 #else
-inline double sum1(VF v) { return double(v[0] + v[1]) + double(v[2] + v[3]); }
-inline double sum1(VD v) { return v[0] + v[1]; }
+template <class V> inline double sum1(V v) {
+  double sum = 0;
+  for (unsigned i = 0; i < sizeof(V) / sizeof(v[0]); ++i) sum += double(v[i]);
+  return sum;
+}
 template <class V> inline D4 sums(V a, V b, V c, V d) { return D4{sum1(a), sum1(b), sum1(c), sum1(d)}; }
 #endif
 

@@ -1,0 +1,55 @@
+"""Made-up rounds for the tests: a global model and K heterogeneous clients."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def make(K, shapes, dtype=torch.float32, *, scale=1e-2, seed=0, offset=0, integers=False):
+    """(global_sd, client_sds): shapes is {name: shape}; offset moves every tensor off its natural alignment."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(shape):
+        if integers:
+            return torch.randint(-4, 5, shape, generator=generator).double()
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def place(x):
+        memory = torch.empty(x.numel() + offset, dtype=dtype)
+        view = memory[offset:].view(x.shape)
+        view.copy_(x)
+        return view
+
+    center = {name: values(shape) for name, shape in shapes.items()}
+    shared = {name: values(shape) for name, shape in shapes.items()}  # updates agree in part, as real ones do
+    step = 1 if integers else scale
+    clients = [
+        {name: place(g + step * (values(g.shape) + (k % 3) * shared[name])) for name, g in center.items()}
+        for k in range(K)
+    ]
+    return {name: place(g) for name, g in center.items()}, clients
+
+
+def snapshot(*state_dicts):
+    return [{key: value.clone() for key, value in sd.items()} for sd in state_dicts]
+
+
+def assert_unchanged(state_dicts, before):
+    for sd, old in zip(state_dicts, before, strict=True):
+        assert list(sd) == list(old)
+        for key, value in sd.items():
+            assert torch.equal(value.detach().view(-1).view(torch.uint8), old[key].detach().view(-1).view(torch.uint8))
+
+
+def assert_same_bits(a, b):
+    assert list(a) == list(b)
+    for key in a:
+        assert a[key].dtype == b[key].dtype
+        assert torch.equal(a[key], b[key]), key
+
+
+def flat(sd):
+    """All tensors of a state dict end to end, float64"""
+    return torch.cat([value.detach().double().reshape(-1) for value in sd.values()])
