@@ -94,7 +94,7 @@ class Scanner {
     }
     constexpr int cpu = 1;
     if (t.device.type != cpu || dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape)) return false;
-    if (t.ndim == 0 && t.dtype.code == 2) return false;  // a lazily negated view can hide here
+    if (t.ndim == 0 && t.dtype.code == 2) return false;  // may be lazily negated; others show it by a stride of 2
     int64_t dense = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
       if (t.shape[d] != PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d))) return false;

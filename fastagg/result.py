@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastagg.table import InputError, StateDict, Table, as_tensor
+from fastagg.table import InputError, StateDict, Table, as_tensor, scan
 
 if TYPE_CHECKING:
     from fastagg.gram import Gram
@@ -64,29 +64,35 @@ def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> l
     if len(outs) != outputs:
         raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
     layout = table.layout
-    tensors = []
-    for m, sd in enumerate(outs):
-        who = "out" if outputs == 1 else f"out[{m}]"
-        if len(sd) != table.T or any(key not in sd for key in layout.keys):
-            wrong = next(iter(set(layout.keys) ^ set(sd)))
-            raise InputError(f"{who}: key {wrong!r} is {'missing' if wrong in layout.keys else 'not in the model'}")
-        row = []
-        for t, key in enumerate(layout.keys):
-            if isinstance(sd[key], np.ndarray) and not sd[key].flags.writeable:
-                raise InputError(f"{who}: key {key!r} is a read-only array")
-            tensor = as_tensor(sd[key], who, key)
-            found = (tuple(tensor.shape), tensor.dtype, tensor.device)
-            expected = (layout.shapes[t], layout.dtypes[t], table.device)
-            if found != expected:
-                raise InputError(f"{who}: key {key!r} is {_form(found)}, expected {_form(expected)}")
-            if not tensor.is_contiguous() or tensor.is_neg():
-                raise InputError(f"{who}: key {key!r} is not contiguous")
-            if tensor.requires_grad:
-                raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
-            row.append(tensor)
-        tensors.append(row)
-    _check_overlap(table, tensors)
+    address = np.empty((table.T, outputs), dtype=np.int64)
+    tensors = [_check_one(table, sd, "out" if outputs == 1 else f"out[{m}]", address, m) for m, sd in enumerate(outs)]
+    _check_overlap(table, address)
     return tensors
+
+
+def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: int) -> list[torch.Tensor]:
+    layout = table.layout
+    if len(sd) != table.T or any(key not in sd for key in layout.keys):
+        wrong = next(iter(set(layout.keys) ^ set(sd)))
+        raise InputError(f"{who}: key {wrong!r} is {'missing' if wrong in layout.keys else 'not in the model'}")
+    row = scan(sd, layout, table.device, address, m)
+    for t in range(len(row), table.T):  # whatever the native scan did not find plain
+        key = layout.keys[t]
+        if isinstance(sd[key], np.ndarray) and not sd[key].flags.writeable:
+            raise InputError(f"{who}: key {key!r} is a read-only array")
+        tensor = as_tensor(sd[key], who, key)
+        found = (tuple(tensor.shape), tensor.dtype, tensor.device)
+        expected = (layout.shapes[t], layout.dtypes[t], table.device)
+        if found != expected:
+            raise InputError(f"{who}: key {key!r} is {_form(found)}, expected {_form(expected)}")
+        if not tensor.is_contiguous() or tensor.is_neg():
+            raise InputError(f"{who}: key {key!r} is not contiguous")
+        address[t, m] = tensor.data_ptr()
+        row.append(tensor)
+    for key, tensor in zip(layout.keys, row, strict=True):
+        if tensor.requires_grad:
+            raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
+    return row
 
 
 def _form(form: tuple) -> str:
@@ -94,24 +100,29 @@ def _form(form: tuple) -> str:
     return f"{dtype} {shape} on {device}"
 
 
-def _check_overlap(table: Table, outs: list[list[torch.Tensor]]) -> None:
+def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
     size = table.layout.numel * np.array([dtype.itemsize for dtype in table.layout.dtypes], dtype=np.int64)  # [T] bytes
-    start = np.concatenate([table.client_address, table.center_address[:, None]], axis=1)  # [T, K+1]
-    if table.center is None:
-        start = table.client_address
-    stop = start + size[:, None]
-    order = np.argsort(start, axis=None)
-    starts, reach = start.ravel()[order], np.maximum.accumulate(stop.ravel()[order])
-    out_start = np.array([[t.data_ptr() for t in row] for row in outs], dtype=np.int64)  # [M, T]
-    out_stop = out_start + size
-    before = np.searchsorted(starts, out_stop.ravel(), side="left")  # inputs that start before this output stops
-    hit = (before > 0) & (reach[before - 1] > out_start.ravel()) & (np.tile(size, len(outs)) > 0)
-    if hit.any():
-        key = table.layout.keys[int(hit.argmax()) % table.T]
-        raise InputError(f"out: key {key!r} shares memory with an input; inputs are never modified")
-    flat = np.sort(np.stack([out_start.ravel(), out_stop.ravel()])[:, np.tile(size, len(outs)) > 0], axis=1)
-    if (flat[0, 1:] < flat[1, :-1]).any():
+    real = size > 0  # an empty tensor overlaps nothing
+    start, stop = _intervals(address[real], size[real])
+    if (start[1:] < stop[:-1]).any():
         raise InputError("out: two of its tensors share memory")
+    inputs = table.client_address[real]
+    if table.center is not None:
+        inputs = np.concatenate([inputs, table.center_address[real, None]], axis=1)
+    input_start, input_stop = _intervals(inputs, size[real])
+    reach = np.maximum.accumulate(input_stop)  # inputs may overlap each other
+    before = np.searchsorted(input_start, stop, side="left")  # inputs that start before this output stops
+    hit = (before > 0) & (reach[before - 1] > start)
+    if hit.any():
+        t = int(np.flatnonzero((address == start[hit.argmax()]).any(1) & real)[0])
+        raise InputError(f"out: key {table.layout.keys[t]!r} shares memory with an input; inputs are never modified")
+
+
+def _intervals(address: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[first byte, past the last) of tensors [T, n], sorted by the first"""
+    start = address.ravel()
+    order = np.argsort(start)
+    return start[order], (address + size[:, None]).ravel()[order]
 
 
 def finish(table: Table, tensors: list[torch.Tensor], out: StateDict | None, **about: Any) -> Result:

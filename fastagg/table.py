@@ -154,9 +154,7 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
 
 def _read(sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, column: int) -> list[torch.Tensor]:
     """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]."""
-    tensors: list[torch.Tensor] = []
-    if _scanner is not None and isinstance(sd, dict) and device.type == "cpu" and len(sd) == len(layout.keys):
-        _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
+    tensors = scan(sd, layout, device, address, column)
     for t in range(len(tensors), len(layout.keys)):  # whatever the native scan did not find plain
         key = layout.keys[t]
         if key not in sd:
@@ -170,6 +168,14 @@ def _read(sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, 
     return tensors
 
 
+def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> list[torch.Tensor]:
+    """The first tensors of a model, up to one that is not plain, dense and as the layout says; natively, so fast."""
+    tensors: list[torch.Tensor] = []
+    if _scanner is not None and isinstance(sd, dict) and device.type == "cpu" and len(sd) == len(layout.keys):
+        _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
+    return tensors
+
+
 def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
     if tuple(tensor.shape) != shape:
         raise InputError(f"{who}: key {key!r} has shape {tuple(tensor.shape)}, expected {shape}")
@@ -177,11 +183,15 @@ def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> 
         raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, expected {dtype}")
     if tensor.device != device:
         raise InputError(f"{who}: key {key!r} is on {tensor.device}, expected {device}")
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
     return tensor.detach().resolve_neg().contiguous()
 
 
 def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
     """The value as a dense tensor over the same memory."""
+    if type(value) in _PLAIN and value.layout is torch.strided and not (value.is_meta or value.is_nested):
+        return value
     if isinstance(value, np.ndarray | np.generic):
         return _from_numpy(np.asarray(value), who, key)
     if not isinstance(value, torch.Tensor):
@@ -219,7 +229,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNSUPPORTED = (
     ("DTensor", lambda t: type(t).__name__ == "DTensor"),
     ("meta", lambda t: t.is_meta),
-    ("quantised", lambda t: t.is_quantized),
     ("nested", lambda t: t.is_nested),
     ("sparse", lambda t: t.layout is not torch.strided),
     (

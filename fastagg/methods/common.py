@@ -20,9 +20,10 @@ def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndar
         raise InputError(f"sizes have shape {n.shape}, expected ({K},): one number per client")
     for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):
         raise InputError(f"sizes: client {k} has size {n[k]}, expected a number >= 0")
-    if n.sum() == 0:
+    if not n.any():
         raise InputError("sizes sum to zero: no client has data")
-    return n / n.max() / (n / n.max()).sum()
+    n = n / n.max()  # the sum of huge sizes would overflow
+    return n / n.sum()
 
 
 def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:

@@ -1,0 +1,75 @@
+"""What is read off a Gram against the same computed from the flattened models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cohort import flat, make
+
+import fastagg
+
+
+@pytest.fixture(scope="module")
+def models():
+    g, clients = make(6, {"a.weight": (50,), "b.weight": (30,)}, torch.float64, scale=0.3)
+    return fastagg.gram(g, clients), flat(g), torch.stack([flat(sd) for sd in clients])
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_against_the_flattened_models(models):
+    gram, g, w = models
+    d = w - g
+    assert gram.K == 6
+    close(gram.norms(), d.norm(dim=1))
+    close(gram.distances(), torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist"))
+    close(gram.models(), w @ w.T)
+    close(gram.cosine(), torch.nn.functional.cosine_similarity(d[:, None], d[None], dim=-1))
+    close(gram.cosine("models"), torch.nn.functional.cosine_similarity(w[:, None], w[None], dim=-1))
+    close(gram.cosine("global"), torch.nn.functional.cosine_similarity(w, g[None], dim=-1))
+    close(gram.gaussian(0.7), torch.exp(-(torch.cdist(w, w) ** 2) / (2 * 0.49)))
+    sigma = torch.pdist(w).mean()
+    close(gram.gaussian(), torch.exp(-(torch.cdist(w, w) ** 2) / (2 * sigma**2)))
+    close(gram.projection(), d @ d.mean(0) / d.mean(0).norm())
+    weights = torch.rand(6, dtype=torch.float64)
+    close(gram.projection(weights), d @ (weights @ d) / (weights @ d).norm())
+
+
+def test_layers_have_a_leading_dimension():
+    g, clients = make(5, {"a.weight": (50,), "b.weight": (30,)})
+    gram = fastagg.gram(g, clients, layerwise=True)
+    for l, layer in enumerate("ab"):
+        part = [{k: v for k, v in sd.items() if k.startswith(layer)} for sd in (g, *clients)]
+        alone = fastagg.gram(part[0], part[1:])
+        for read in ("norms", "distances", "cosine", "gaussian", "projection", "models"):
+            close(getattr(gram, read)()[l], getattr(alone, read)())
+        close(gram.cosine("global")[l], alone.cosine("global"))
+    assert torch.equal(gram.model().matrix, fastagg.gram(g, clients).matrix)
+    assert "2 layers" in repr(gram)
+
+
+def test_zero_vectors_give_zero_cosines_and_no_nan():
+    g, clients = make(3, {"w": (10,)})
+    clients[1]["w"] = g["w"].clone()
+    gram = fastagg.gram(g, clients)
+    assert (gram.cosine()[1] == 0).all()
+    still = fastagg.gram(g, [{"w": g["w"].clone()}] * 3)
+    zero = {"w": torch.zeros(10)}
+    nothing = fastagg.gram(zero, [zero, {"w": torch.zeros(10)}])
+    for each in (gram, still, nothing):
+        for value in (each.cosine(), each.cosine("models"), each.cosine("global"), each.gaussian(), each.projection()):
+            assert torch.isfinite(value).all()
+    assert (still.gaussian() == 1).all()
+    assert (nothing.cosine("global") == 0).all()
+    assert fastagg.gram(g, clients[:1]).gaussian().tolist() == [[1.0]]
+
+
+def test_bad_arguments():
+    g, clients = make(2, {"w": (3,)})
+    gram = fastagg.gram(g, clients)
+    with pytest.raises(ValueError, match="expected 'updates', 'models' or 'global'"):
+        gram.cosine("weights")
+    with pytest.raises(ValueError, match="sigma must not be negative"):
+        gram.gaussian(-1.0)

@@ -1,0 +1,104 @@
+"""The torch.library operators: schemas, fakes, gradients, compilation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cohort import flat, make
+
+import fastagg
+
+SHAPES = {"a.weight": (6, 3), "b.weight": (5,)}
+
+
+def lists(dtype=torch.float64, K=3):
+    g, clients = make(K, SHAPES, dtype)
+    return list(g.values()), [t for sd in clients for t in sd.values()]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_opcheck(backend, dtype):
+    fastagg.set_backend(backend)
+    g, clients = lists(dtype)
+    weights = torch.rand(2, 2, 3, dtype=torch.float64)
+    torch.library.opcheck(torch.ops.fastagg.gram, (g, clients, [0, 1], 2, True))
+    torch.library.opcheck(torch.ops.fastagg.gram, (g, clients, [0, -1], 2, False))
+    torch.library.opcheck(torch.ops.fastagg.mix, (clients, weights, [0, 1]))
+    torch.library.opcheck(torch.ops.fastagg.mix, (clients, weights.clone().requires_grad_(), [1, 0]))
+    torch.library.opcheck(torch.ops.fastagg.gram_mix, (g, clients, [0, 1], 2, True, weights, [0, 1]))
+    torch.library.opcheck(torch.ops.fastagg.dots, (g, clients, [0, 0], 1))
+
+
+def test_gradient_by_finite_differences():
+    _, clients = lists()
+    weights = torch.rand(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda w: torch.ops.fastagg.mix(clients, w, [1, 0]), (weights,))
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+@pytest.mark.parametrize("K", [3, 130])
+def test_gradient_through_the_public_mix(layerwise, K):
+    _, clients = make(K, SHAPES | {"a.num_batches_tracked": ()})
+    for sd in clients:
+        sd["a.num_batches_tracked"] = torch.tensor(3)
+    shape = (2, K) if layerwise else (K,)
+    weights = torch.rand(shape, requires_grad=True)
+    target = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+    def loss(sd):
+        return sum(((sd[name] - t) ** 2).sum() for name, t in target.items())
+
+    loss(fastagg.mix(clients, weights, layerwise=layerwise)).backward()
+    plain = weights.detach().clone().requires_grad_()
+    rows = {name: plain[l] if layerwise else plain for l, name in enumerate(SHAPES)}
+    loss({n: torch.einsum("k...,k->...", torch.stack([sd[n] for sd in clients]), rows[n]) for n in SHAPES}).backward()
+    torch.testing.assert_close(weights.grad, plain.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_on_one_tensor_only():
+    _, clients = make(3, SHAPES)
+    weights = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    fastagg.mix(clients, weights)["b.weight"].sum().backward()
+    torch.testing.assert_close(weights.grad, torch.stack([sd["b.weight"].double().sum() for sd in clients]), rtol=1e-6, atol=1e-6)
+
+
+def test_no_graph_without_grad_and_no_out_with_it():
+    _, clients = make(3, SHAPES)
+    clients[0]["b.weight"].requires_grad_()
+    assert not any(v.requires_grad for v in fastagg.mix(clients, [1, 1, 1]).values())
+    out = fastagg.mix(clients, [1, 1, 1])
+    with pytest.raises(fastagg.InputError, match="weights require grad"):
+        fastagg.mix(clients, torch.ones(3, requires_grad=True), out=out)
+
+
+def test_compiles_without_graph_breaks():
+    g, clients = lists(torch.float32)
+
+    def step(weights):
+        mixed = torch.ops.fastagg.mix(clients, weights, [0, 0])
+        return sum((x**2).sum() for x in mixed) + torch.ops.fastagg.gram(g, clients, [0, 0], 1, True).sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    weights = torch.rand(1, 1, 3, dtype=torch.float64, requires_grad=True)
+    compiled(weights).backward()
+    grad, weights.grad = weights.grad.clone(), None
+    step(weights).backward()
+    torch.testing.assert_close(grad, weights.grad)
+
+
+def test_bad_lists():
+    g, clients = lists()
+    with pytest.raises(fastagg.InputError, match="do not divide"):
+        torch.ops.fastagg.gram(g, clients[:-1], [0, 0], 1, True)
+    with pytest.raises(fastagg.InputError, match=r"client 2: key '1' has shape"):
+        torch.ops.fastagg.gram(g, [*clients[:-1], torch.ones(2, dtype=torch.float64)], [0, 0], 1, True)
+
+
+def test_reference_and_native_agree_on_dots():
+    g, clients = make(7, {"a.weight": (3000,), "b.weight": (33,)})
+    left = [v for sd in clients[:2] for v in sd.values()]
+    flat_clients = [t for sd in clients for t in sd.values()]
+    got = torch.ops.fastagg.dots(left, flat_clients, [0, 1], 2).sum(0)
+    expected = torch.stack([flat(sd) for sd in clients[:2]]) @ torch.stack([flat(sd) for sd in clients]).T
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-3)

@@ -1,0 +1,307 @@
+"""What state dicts may look like, and what is said about those that do not fit."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
+
+import fastagg
+from fastagg import table as tables
+
+SHAPES = {"conv.weight": (4, 3, 2, 2), "bn.weight": (4,), "bn.bias": (4,), "fc.weight": (5, 4), "fc.bias": (5,)}
+
+
+@pytest.fixture(params=["native", "python"])
+def scan(request, monkeypatch):
+    """The same behaviour with and without the native table scan"""
+    if request.param == "python":
+        monkeypatch.setattr(tables, "_scanner", None)
+    elif tables._scanner is None:
+        pytest.skip("no native scan with this torch")
+
+
+@pytest.fixture
+def cohort():
+    return make(3, SHAPES)
+
+
+def test_nothing_is_copied(scan, cohort):
+    g, clients = cohort
+    table = tables.build(g, clients)
+    for t, key in enumerate(g):
+        assert table.center_address[t] == g[key].data_ptr()
+        assert list(table.client_address[t]) == [sd[key].data_ptr() for sd in clients]
+
+
+def test_keys_are_matched_by_name_not_order(scan, cohort):
+    g, clients = cohort
+    shuffled = [dict(reversed(sd.items())) for sd in clients]
+    assert torch.equal(fastagg.gram(g, clients).matrix, fastagg.gram(g, shuffled).matrix)
+    assert_same_bits(fastagg.fedavg(g, shuffled), fastagg.fedavg(g, clients))
+    assert list(fastagg.fedavg(g, shuffled)) == list(g)
+
+
+class Lazy(Mapping):
+    """A mapping that is no dict and makes its tensors when asked"""
+
+    def __init__(self, sd):
+        self.sd = sd
+
+    def __getitem__(self, key):
+        return self.sd[key].clone()
+
+    def __iter__(self):
+        return iter(self.sd)
+
+    def __len__(self):
+        return len(self.sd)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, Lazy])
+def test_any_mapping(scan, cohort, kind):
+    g, clients = cohort
+    expected = fastagg.fedawa(g, clients)
+    assert_same_bits(fastagg.fedawa(kind(g), [kind(sd) for sd in clients]), expected)
+
+
+def test_numpy_in_numpy_out(cohort):
+    g, clients = cohort
+    g["steps"] = torch.tensor(3)
+    for k, sd in enumerate(clients):
+        sd["steps"] = torch.tensor(k)
+    arrays = [{key: value.numpy() for key, value in sd.items()} for sd in (g, *clients)]
+    for sd in arrays:
+        sd["fc.weight"].flags.writeable = False  # what np.frombuffer gives
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = fastagg.fedawa(arrays[0], arrays[1:])
+    expected = fastagg.fedawa(g, clients)
+    for key, value in expected.items():
+        assert isinstance(got[key], np.ndarray)
+        assert got[key].dtype == arrays[0][key].dtype
+        assert np.array_equal(got[key], value.numpy())
+    assert got["steps"] == 2
+    again = fastagg.fedawa(arrays[0], arrays[1:], out=got)
+    assert again["fc.weight"] is got["fc.weight"]
+
+
+def test_numpy_of_odd_memory():
+    rng = np.random.default_rng(0)
+    plain = [{"w": rng.standard_normal((6, 7)).astype(np.float32)} for _ in range(3)]
+    unaligned, reversed_, swapped = [], [], []
+    for sd in plain:
+        raw = np.zeros(6 * 7 * 4 + 1, dtype=np.uint8)
+        raw[1:] = np.frombuffer(sd["w"].tobytes(), dtype=np.uint8)
+        unaligned.append({"w": raw[1:].view(np.float32).reshape(6, 7)})
+        reversed_.append({"w": sd["w"][::-1].copy()[::-1]})
+        swapped.append({"w": sd["w"].astype(">f4")})
+    expected = fastagg.mix(plain, [0.2, 0.3, 0.5])["w"]
+    for odd in (unaligned, reversed_, swapped):
+        assert np.array_equal(fastagg.mix(odd, [0.2, 0.3, 0.5])["w"], expected)
+
+
+def test_numpy_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    clients = [{"w": np.arange(9).astype(ml_dtypes.bfloat16) * k} for k in (1, 2)]
+    out = fastagg.mix(clients, [0.5, 0.5])["w"]
+    assert out.dtype == ml_dtypes.bfloat16
+    assert np.array_equal(out.astype(np.float32), np.arange(9) * 1.5)
+
+
+def test_strange_but_fine_tensors(scan, cohort):
+    g, clients = cohort
+    g = {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), **g}
+    clients = [{"scalar": torch.tensor(float(k)), "empty": torch.zeros(0, 3), **sd} for k, sd in enumerate(clients)]
+    expected = fastagg.gram(g, clients)
+    odd = []
+    for sd in clients:
+        new = dict(sd)
+        new["conv.weight"] = sd["conv.weight"].to(memory_format=torch.channels_last)
+        new["fc.weight"] = sd["fc.weight"].T.contiguous().T
+        new["bn.bias"] = torch.nn.Parameter(sd["bn.bias"].clone())
+        odd.append(new)
+    assert not odd[0]["conv.weight"].is_contiguous()
+    before = snapshot(*odd)
+    assert torch.equal(fastagg.gram(g, odd).matrix, expected.matrix)
+    assert_same_bits(fastagg.fedavg(g, odd), fastagg.fedavg(g, clients))
+    assert not any(v.requires_grad for v in fastagg.fedavg(g, odd).values())
+    assert_unchanged(odd, before)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (40,)], ids=str)
+def test_lazily_negated_tensors(scan, shape):
+    g, clients = make(3, {"w": shape})
+    negated = [{"w": torch.complex(torch.zeros(shape), -sd["w"]).conj().imag} for sd in clients]
+    assert negated[0]["w"].is_neg()
+    assert_same_bits(fastagg.mix(negated, [0.2, 0.3, 0.5]), fastagg.mix(clients, [0.2, 0.3, 0.5]))
+
+
+def test_buffers_are_mixed_but_not_in_the_gram(scan):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    g = model.state_dict()
+    clients = [{k: v + 0.1 * (i + 1) if v.is_floating_point() else v + i * 10 for k, v in g.items()} for i in range(3)]
+    for sd in clients:
+        sd["1.running_var"] = sd["1.running_var"] * 1e6
+    gram = fastagg.gram(g, clients)
+    assert int(gram.numel) == 3 * 4 + 4 + 4 + 4
+    assert torch.equal(gram.matrix, fastagg.gram(g, clients, params=model).matrix)
+    names = [n for n, _ in model.named_parameters()]
+    assert torch.equal(gram.matrix, fastagg.gram(g, clients, params=names).matrix)
+    only = fastagg.gram(g, clients, params=["0.bias"])
+    assert int(only.numel) == 4
+    mixed = fastagg.fedavg(g, clients)
+    assert mixed["1.num_batches_tracked"].dtype == torch.int64
+    assert mixed["1.num_batches_tracked"] == 20
+    torch.testing.assert_close(mixed["1.running_var"], sum(sd["1.running_var"] for sd in clients) / 3)
+    model.load_state_dict(mixed)
+
+
+def test_params_make_any_name_a_buffer_or_a_parameter():
+    g, clients = make(2, {"q.scale": (3,), "q.running_mean": (3,)})
+    assert int(fastagg.gram(g, clients, params=["q.running_mean"]).numel) == 3
+    with pytest.raises(fastagg.InputError, match=r"params: 'q\.zero' is not a key"):
+        fastagg.gram(g, clients, params=["q.zero"])
+    counts = [{"n": torch.tensor([1])} for _ in range(3)]
+    with pytest.raises(fastagg.InputError, match="only floating-point"):
+        fastagg.gram(counts[0], counts[1:], params=["n"])
+
+
+def test_layers_are_modules_or_what_the_caller_says(cohort):
+    g, clients = cohort
+    gram = fastagg.gram(g, clients, layerwise=True)
+    assert gram.layers == ("conv", "bn", "fc")
+    assert gram.numel.tolist() == [48, 8, 25]
+    by_tensor = fastagg.gram(g, clients, layerwise=True, layers=lambda key: key)
+    assert by_tensor.layers == tuple(g)
+    torch.testing.assert_close(by_tensor.matrix[1] + by_tensor.matrix[2], gram.matrix[1], rtol=1e-12, atol=0)
+
+
+def test_integer_tensors_become_the_maximum(scan):
+    dtypes = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+    clients = [{str(d): torch.tensor([[k, 3 - k], [5, -k if d.is_signed else k]], dtype=d) for d in dtypes} for k in range(4)]
+    for k, sd in enumerate(clients):
+        sd["flag"] = torch.tensor([k == 2, False])
+    for sd in (fastagg.mix(clients, [0.25] * 4), fastagg.mix(clients, [0.25] * 4, backend="reference")):
+        for d in dtypes:
+            assert sd[str(d)].dtype == d
+            assert sd[str(d)].tolist() == [[3, 3], [5, 0 if d.is_signed else 3]]
+        assert sd["flag"].tolist() == [True, False]
+
+
+def sparse(sd):
+    sd["fc.weight"] = sd["fc.weight"].to_sparse()
+
+
+def broadcastable(sd):
+    sd["fc.weight"] = sd["fc.weight"][:1]
+
+
+def drop(sd):
+    del sd["bn.bias"]
+
+
+def rename(sd):
+    sd["bn.bais"] = sd.pop("bn.bias")
+
+
+BAD_CLIENTS = {
+    "missing key": (drop, "client 1: key 'bn.bias' is missing"),
+    "misspelt key": (rename, "client 1: key 'bn.bias' is missing"),
+    "extra key": (lambda sd: sd.update(more=torch.ones(1)), "client 1: key 'more' is not in the model"),
+    "shape": (lambda sd: sd.update({"fc.bias": torch.ones(6)}), "client 1: key 'fc.bias' has shape (6,), expected (5,)"),
+    "broadcastable": (broadcastable, "client 1: key 'fc.weight' has shape (1, 4), expected (5, 4)"),
+    "scalar": (lambda sd: sd.update({"fc.bias": torch.tensor(1.0)}), "client 1: key 'fc.bias' has shape ()"),
+    "dtype": (
+        lambda sd: sd.update({"fc.bias": sd["fc.bias"].double()}),
+        "client 1: key 'fc.bias' has dtype torch.float64, expected torch.float32",
+    ),
+    "sparse": (sparse, "client 1: key 'fc.weight' is a sparse tensor"),
+    "meta": (lambda sd: sd.update({"fc.bias": torch.ones(5, device="meta")}), "client 1: key 'fc.bias' is a meta tensor"),
+    "list": (lambda sd: sd.update({"fc.bias": [0.0] * 5}), "client 1: key 'fc.bias' is a list, expected a torch tensor"),
+    "strings": (lambda sd: sd.update({"fc.bias": np.array(["a"])}), "client 1: key 'fc.bias' has NumPy dtype <U1"),
+    "quantised": (
+        lambda sd: sd.update({"fc.bias": torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8)}),
+        "client 1: key 'fc.bias' has dtype torch.qint8, expected torch.float32",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("case", BAD_CLIENTS)
+def test_bad_clients_are_named(scan, cohort, case):
+    g, clients = cohort
+    spoil, message = BAD_CLIENTS[case]
+    spoil(clients[1])
+    before = snapshot(g, clients[0], clients[2])
+    for call in (fastagg.gram, fastagg.fedavg, fastagg.fedawa):
+        with pytest.raises(fastagg.InputError, match=re.escape(message)):
+            call(g, clients)
+    with pytest.raises(fastagg.InputError, match=re.escape(message.replace("client 1", "client 1 (id 'b')"))):
+        fastagg.FedAWA().aggregate(g, clients, client_ids=["a", "b", "c"])
+    if case != "extra key":
+        with pytest.raises(fastagg.InputError, match=re.escape(message)):
+            fastagg.mix(clients, [1, 1, 1])
+    assert_unchanged([g, clients[0], clients[2]], before)
+
+
+def test_other_bad_input(cohort):
+    g, clients = cohort
+    for bad, message in (([], "no clients"), (clients[0], "one mapping"), ([g, 3], "client 1 is a int")):
+        with pytest.raises(fastagg.InputError, match=message):
+            fastagg.fedavg(g, bad)
+    with pytest.raises(fastagg.InputError, match="global model is None"):
+        fastagg.gram(None, clients)
+    with pytest.raises(fastagg.InputError, match="global model is a list"):
+        fastagg.fedavg([1], clients)
+    with pytest.raises(fastagg.InputError, match="key 3 is a int"):
+        fastagg.mix([{3: torch.ones(1)}], [1])
+    complex_ = {"w": torch.ones(2, dtype=torch.complex64)}
+    with pytest.raises(fastagg.InputError, match=r"key 'w' has dtype torch\.complex64"):
+        fastagg.mix([complex_], [1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([1, 2], r"sizes have shape \(2,\), expected \(3,\)"),
+        ([1, -2, 3], "client 1 has size -2"),
+        ([1, 2, float("nan")], "client 2 has size nan"),
+        ([float("inf"), 2, 3], "client 0 has size inf"),
+        ([0, 0, 0], "sum to zero"),
+        (5, r"sizes have shape \(\)"),
+    ],
+)
+def test_bad_sizes(cohort, sizes, message):
+    for method in (fastagg.fedavg, fastagg.fedawa):
+        with pytest.raises(fastagg.InputError, match=message):
+            method(*cohort, sizes)
+
+
+def test_sizes_are_shares(cohort):
+    g, clients = cohort
+    result = fastagg.fedavg(g, clients, torch.tensor([10, 30, 60]))
+    assert result.weights.tolist() == pytest.approx([0.1, 0.3, 0.6], abs=1e-15)
+    expected = sum(w * flat(sd) for w, sd in zip([0.1, 0.3, 0.6], clients, strict=True))
+    torch.testing.assert_close(flat(result), expected, rtol=1e-7, atol=1e-9)
+    assert fastagg.fedavg(g, clients).weights.tolist() == [1 / 3] * 3
+    assert torch.isfinite(fastagg.fedavg(g, clients, [1e308, 1e308, 1e308]).weights).all()
+
+
+def test_duplicate_ids(cohort):
+    with pytest.raises(fastagg.InputError, match="clients 0 and 2 have the same id 'a'"):
+        fastagg.FedAWA().aggregate(*cohort, client_ids=["a", "b", "a"])
+    with pytest.raises(fastagg.InputError, match="2 entries for 3 clients"):
+        fastagg.FedAWA().aggregate(*cohort, client_ids=["a", "b"])
+
+
+def test_layout_is_made_once(cohort):
+    g, clients = cohort
+    first = tables.build(g, clients).layout
+    assert tables.build(g, clients).layout is first
