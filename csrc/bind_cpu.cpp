@@ -25,8 +25,12 @@ Table table_of(const Array<int64_t>& client, const Array<int64_t>& numel, const 
   require(numel.size() == client.shape(0) && dtype.size() == client.shape(0), "numel and dtype must be [T]");
   for (py::ssize_t t = 0; t < dtype.size(); ++t)
     require(dtype.data()[t] >= 0 && dtype.data()[t] < DTYPES && numel.data()[t] >= 0, "bad dtype code or size");
-  return {client.shape(0), client.shape(1), reinterpret_cast<const void* const*>(center),
-          reinterpret_cast<const void* const*>(client.data()), numel.data(), dtype.data()};
+  return {client.shape(0),
+          client.shape(1),
+          reinterpret_cast<const void* const*>(center),
+          reinterpret_cast<const void* const*>(client.data()),
+          numel.data(),
+          dtype.data()};
 }
 
 Gram gram_of(const Table& t, const Array<int64_t>& center, const Array<int32_t>& layer, bool per_layer,
@@ -62,48 +66,64 @@ PYBIND11_MODULE(_cpu, m) {
   using A32 = const Array<int32_t>&;
 #define ARG(name) py::arg(#name).noconvert()
 
-  m.def("gram", [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> out, int threads) {
-    Table t = table_of(client, numel, dtype, center.data());
-    Gram g = gram_of(t, center, layer, per_layer, out);
-    py::gil_scoped_release release;
-    gram(t, g, at_least_one(threads));
-  }, ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(out), ARG(threads));
+  m.def(
+      "gram",
+      [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> out, int threads) {
+        Table t = table_of(client, numel, dtype, center.data());
+        Gram g = gram_of(t, center, layer, per_layer, out);
+        py::gil_scoped_release release;
+        gram(t, g, at_least_one(threads));
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(out), ARG(threads));
 
-  m.def("mix", [](A64 client, A64 numel, A32 dtype, const Array<double>& weights, A32 row, A64 out, int threads) {
-    Table t = table_of(client, numel, dtype, nullptr);
-    Mix x = mix_of(t, weights, row, out);
-    py::gil_scoped_release release;
-    mix(t, x, at_least_one(threads));
-  }, ARG(client), ARG(numel), ARG(dtype), ARG(weights), ARG(row), ARG(out), ARG(threads));
+  m.def(
+      "mix",
+      [](A64 client, A64 numel, A32 dtype, const Array<double>& weights, A32 row, A64 out, int threads) {
+        Table t = table_of(client, numel, dtype, nullptr);
+        Mix x = mix_of(t, weights, row, out);
+        py::gil_scoped_release release;
+        mix(t, x, at_least_one(threads));
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(weights), ARG(row), ARG(out), ARG(threads));
 
-  m.def("gram_mix", [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> gram_out,
-                       const Array<double>& weights, A32 row, A64 out, int threads) {
-    Table t = table_of(client, numel, dtype, center.data());
-    Gram g = gram_of(t, center, layer, per_layer, gram_out);
-    Mix x = mix_of(t, weights, row, out);
-    py::gil_scoped_release release;
-    gram_mix(t, g, x, at_least_one(threads));
-  }, ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(gram_out), ARG(weights), ARG(row),
-     ARG(out), ARG(threads));
+  m.def(
+      "gram_mix",
+      [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> gram_out,
+         const Array<double>& weights, A32 row, A64 out, int threads) {
+        Table t = table_of(client, numel, dtype, center.data());
+        Gram g = gram_of(t, center, layer, per_layer, gram_out);
+        Mix x = mix_of(t, weights, row, out);
+        py::gil_scoped_release release;
+        gram_mix(t, g, x, at_least_one(threads));
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(gram_out), ARG(weights),
+      ARG(row), ARG(out), ARG(threads));
 
-  m.def("dots", [](A64 client, A64 numel, A32 dtype, A64 left, A32 row, Array<double> out, int threads) {
-    Table t = table_of(client, numel, dtype, nullptr);
-    require(left.ndim() == 2 && left.shape(0) > 0 && left.shape(1) == t.tensors, "left must be [M, T]");
-    require(out.ndim() == 3 && out.shape(1) == left.shape(0) && out.shape(2) == t.clients, "out must be [rows, M, K]");
-    require(row.size() == t.tensors, "row must be [T]");
-    for (int64_t i = 0; i < t.tensors; ++i)
-      require(row.data()[i] >= 0 && row.data()[i] < out.shape(0), "row out of range");
-    double* to = out.mutable_data();
-    py::gil_scoped_release release;
-    dots(t, reinterpret_cast<const void* const*>(left.data()), row.data(), out.shape(0), left.shape(0), to,
-         at_least_one(threads));
-  }, ARG(client), ARG(numel), ARG(dtype), ARG(left), ARG(row), ARG(out), ARG(threads));
+  m.def(
+      "dots",
+      [](A64 client, A64 numel, A32 dtype, A64 left, A32 row, Array<double> out, int threads) {
+        Table t = table_of(client, numel, dtype, nullptr);
+        require(left.ndim() == 2 && left.shape(0) > 0 && left.shape(1) == t.tensors, "left must be [M, T]");
+        require(out.ndim() == 3 && out.shape(1) == left.shape(0) && out.shape(2) == t.clients,
+                "out must be [rows, M, K]");
+        require(row.size() == t.tensors, "row must be [T]");
+        for (int64_t i = 0; i < t.tensors; ++i)
+          require(row.data()[i] >= 0 && row.data()[i] < out.shape(0), "row out of range");
+        double* to = out.mutable_data();
+        py::gil_scoped_release release;
+        dots(t, reinterpret_cast<const void* const*>(left.data()), row.data(), out.shape(0), left.shape(0), to,
+             at_least_one(threads));
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(left), ARG(row), ARG(out), ARG(threads));
 
-  m.def("read_all", [](A64 client, A64 numel, A32 dtype, int threads) {
-    Table t = table_of(client, numel, dtype, nullptr);
-    py::gil_scoped_release release;
-    return read_all(t, at_least_one(threads));
-  }, ARG(client), ARG(numel), ARG(dtype), ARG(threads));
+  m.def(
+      "read_all",
+      [](A64 client, A64 numel, A32 dtype, int threads) {
+        Table t = table_of(client, numel, dtype, nullptr);
+        py::gil_scoped_release release;
+        return read_all(t, at_least_one(threads));
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(threads));
 
   m.def("fma_peak", [](int64_t iterations, int threads) {
     py::gil_scoped_release release;

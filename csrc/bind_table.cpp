@@ -15,8 +15,13 @@ namespace py = pybind11;
 
 namespace {
 
-struct DLDevice { int32_t type, id; };
-struct DLDataType { uint8_t code, bits; uint16_t lanes; };
+struct DLDevice {
+  int32_t type, id;
+};
+struct DLDataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
 struct DLTensor {
   void* data;
   DLDevice device;
@@ -26,7 +31,9 @@ struct DLTensor {
   int64_t* strides;
   uint64_t byte_offset;
 };
-struct DLVersion { uint32_t major, minor; };
+struct DLVersion {
+  uint32_t major, minor;
+};
 struct DLExchange {
   DLVersion version;
   void* previous;
@@ -37,17 +44,28 @@ struct DLExchange {
 int dtype_code(DLDataType t) {
   if (t.lanes != 1) return -1;
   switch (t.code << 8 | t.bits) {
-    case 2 << 8 | 32: return fastagg::F32;
-    case 2 << 8 | 64: return fastagg::F64;
-    case 4 << 8 | 16: return fastagg::BF16;
-    case 2 << 8 | 16: return fastagg::F16;
-    case 0 << 8 | 8: return fastagg::I8;
-    case 0 << 8 | 16: return fastagg::I16;
-    case 0 << 8 | 32: return fastagg::I32;
-    case 0 << 8 | 64: return fastagg::I64;
-    case 1 << 8 | 8: return fastagg::U8;
-    case 6 << 8 | 8: return fastagg::U8;  // bool
-    default: return -1;
+    case 2 << 8 | 32:
+      return fastagg::F32;
+    case 2 << 8 | 64:
+      return fastagg::F64;
+    case 4 << 8 | 16:
+      return fastagg::BF16;
+    case 2 << 8 | 16:
+      return fastagg::F16;
+    case 0 << 8 | 8:
+      return fastagg::I8;
+    case 0 << 8 | 16:
+      return fastagg::I16;
+    case 0 << 8 | 32:
+      return fastagg::I32;
+    case 0 << 8 | 64:
+      return fastagg::I64;
+    case 1 << 8 | 8:
+      return fastagg::U8;
+    case 6 << 8 | 8:
+      return fastagg::U8;  // bool
+    default:
+      return -1;
   }
 }
 
@@ -93,7 +111,8 @@ class Scanner {
       return false;
     }
     constexpr int cpu = 1;
-    if (t.device.type != cpu || dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape)) return false;
+    if (t.device.type != cpu || dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape))
+      return false;
     if (t.ndim == 0 && t.dtype.code == 2) return false;  // may be lazily negated; others show it by a stride of 2
     int64_t dense = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {

@@ -44,7 +44,8 @@ void gram(const Table&, const Gram&, int threads);
 void mix(const Table&, const Mix&, int threads);
 void gram_mix(const Table&, const Gram&, const Mix&, int threads);  // both in one pass over the clients
 
-// out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its weights.
+// out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its
+// weights.
 void dots(const Table&, const void* const* left, const int32_t* row, int64_t rows, int64_t M, double* out, int threads);
 
 // Reads every byte of the clients once, as fast as this code can: the floor the kernels are measured against.
@@ -53,8 +54,8 @@ uint64_t read_all(const Table&, int threads);
 // Multiply-adds on registers alone, as fast as this code can: returns the number of float32 flops done.
 double fma_peak(int64_t iterations, int threads);
 
-const char* simd_level();             // the level in use
-const char* simd_best();              // the highest level this CPU has
-bool set_simd(const char* level);     // lowers or restores the level, never above simd_best(); false: unknown name
+const char* simd_level();          // the level in use
+const char* simd_best();           // the highest level this CPU has
+bool set_simd(const char* level);  // lowers or restores the level, never above simd_best(); false: unknown name
 
 }  // namespace fastagg

@@ -1,6 +1,6 @@
 """fastagg: adaptive aggregation of federated-learning client models at the price of one or two reads of memory.
 
-    new_sd = fastagg.fedawa(global_sd, client_sds)      # a state dict; new_sd.weights are the client weights
+new_sd = fastagg.fedawa(global_sd, client_sds)      # a state dict; new_sd.weights are the client weights
 """
 
 from importlib.metadata import version as _version

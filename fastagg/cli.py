@@ -8,7 +8,9 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="fastagg", description="Fast aggregation of federated-learning client models.")
+    parser = argparse.ArgumentParser(
+        prog="fastagg", description="Fast aggregation of federated-learning client models."
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     about = commands.add_parser(
         "info",

@@ -1,4 +1,4 @@
-"""The three kernels on state dicts: gram, mix, gram_mix. Everything else in the library is arithmetic on their results."""
+"""The three kernels on state dicts: gram, mix, gram_mix. All else in the library is arithmetic on their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import backends, table as tables
+from fastagg import backends
+from fastagg import table as tables
 from fastagg.gram import Gram
 from fastagg.result import Result, allocate, check_out, finish
 from fastagg.table import InputError, StateDict, Table
@@ -28,7 +29,7 @@ def gram(
     params      names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
     layers      function from a tensor's name to its layer's, for another grouping
     """
-    table = tables.build(_need_global(global_sd), client_sds, params=params, layers=layers)
+    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
     return gram_of(table, layerwise, backend)
 
 
@@ -68,7 +69,7 @@ def gram_mix(
 
     Arguments as in gram and mix; with layerwise=True both are per layer.
     """
-    table = tables.build(_need_global(global_sd), client_sds, params=params, layers=layers)
+    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
     weights, several = _mix_weights(table, weights, layerwise)
     matrix, results = gram_mix_of(table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend)
     for m, result in enumerate(results):
@@ -80,7 +81,7 @@ def gram_mix(
 
 def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, params: Params = None) -> torch.Tensor:
     """The client vectors d_k = w_k - g, flattened over the parameters: [K, D]. This one does materialise them."""
-    table = tables.build(_need_global(global_sd), client_sds, params=params)
+    table = tables.build(need_global(global_sd), client_sds, params=params)
     used = np.flatnonzero(table.layout.gram_layer >= 0)
     if not len(used):
         raise InputError("the model has no parameters: every tensor is a buffer or an integer")
@@ -118,6 +119,21 @@ def gram_mix_of(
     return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
+def check_finite(table: Table, gram: Gram) -> None:
+    """Raises, naming client and key, when a model is not finite: seen on the Gram's diagonal, so it costs nothing."""
+    diagonal = gram.matrix.diagonal(dim1=-2, dim2=-1)  # [K+1] or [L, K+1]
+    bad = ~torch.isfinite(diagonal).reshape(-1, table.K + 1).all(0)
+    if not bad.any():
+        return
+    first = int(bad.nonzero()[0])  # row 0 is the global model
+    tensors = table.center if bad[0] else table.clients[first - 1]
+    who = "the global model" if bad[0] else tables.client_name(first - 1, table.client_ids)
+    for t in np.flatnonzero(table.layout.gram_layer >= 0):
+        if not torch.isfinite(tensors[t]).all():
+            raise InputError(f"{who}: key {table.layout.keys[t]!r} has values that are not finite (NaN or infinity)")
+    raise InputError(f"{who}: its distance to the global model is too large for float64")
+
+
 def rows(table: Table, layerwise: bool) -> np.ndarray:
     """Which row of the weights each tensor takes: its layer's, or the only one. [T]"""
     return table.layout.layer if layerwise else np.zeros(table.T, dtype=np.int32)
@@ -138,8 +154,7 @@ def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], 
 
 def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Tensor, bool]:
     """weights as [S, M, K] float64, and whether the caller asked for several outputs"""
-    w = torch.as_tensor(weights)
-    w = w if w.dtype == torch.float64 else w.double()
+    w = weights.double() if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights, dtype=np.float64))
     K, L = table.K, len(table.layout.layers)
     expected = f"[L, K] or [L, M, K] with L = {L}, K = {K}" if layerwise else f"[K] or [M, K] with K = {K}"
     good = w.dim() in (2, 3) and w.shape[0] == L if layerwise else w.dim() in (1, 2)
@@ -152,7 +167,7 @@ def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Ten
     return (w if layerwise else w[None]).reshape(L if layerwise else 1, -1, K), several
 
 
-def _need_global(global_sd: StateDict) -> StateDict:
+def need_global(global_sd: StateDict) -> StateDict:
     if global_sd is None:
         raise InputError("the global model is None; a Gram needs the model the clients started from")
     return global_sd

@@ -73,7 +73,7 @@ class Gram:
         if sigma is None:
             pairs = max(self.K * (self.K - 1), 1)
             sigma = squares.sqrt().sum((-2, -1)) / pairs
-        sigma = torch.as_tensor(sigma, dtype=torch.float64)
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=squares.device)
         if not bool((sigma >= 0).all()):
             raise ValueError(f"sigma must not be negative, got {sigma}")
         return torch.exp(-_divide(squares, 2 * sigma[..., None, None] ** 2))
@@ -81,9 +81,9 @@ class Gram:
     def projection(self, weights: Tensor | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
         G = self.updates()
-        w = torch.full((self.K,), 1 / self.K, dtype=torch.float64) if weights is None else torch.as_tensor(weights)
-        along = (G @ w.to(G)[..., None])[..., 0]
-        length = (along * w.to(G)).sum(-1, keepdim=True).clamp(min=0).sqrt()
+        w = torch.as_tensor([1 / self.K] * self.K if weights is None else weights, dtype=torch.float64, device=G.device)
+        along = (G @ w[..., None])[..., 0]
+        length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
         return _divide(along, length)
 
     def _squared_distances(self) -> Tensor:

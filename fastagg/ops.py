@@ -34,7 +34,8 @@ def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -
 
     def read(who: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [
-            _checked(as_tensor(x, who, str(t)), shapes[t], dtypes[t], device, who, str(t)) for t, x in enumerate(tensors)
+            _checked(as_tensor(x, who, str(t)), shapes[t], dtypes[t], device, who, str(t))
+            for t, x in enumerate(tensors)
         ]
 
     rows = [read(f"client {k}", clients[k * T : (k + 1) * T]) for k in range(len(clients) // T)]

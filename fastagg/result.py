@@ -63,7 +63,6 @@ def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> l
     outs = [out] if isinstance(out, dict) else list(out)
     if len(outs) != outputs:
         raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
-    layout = table.layout
     address = np.empty((table.T, outputs), dtype=np.int64)
     tensors = [_check_one(table, sd, "out" if outputs == 1 else f"out[{m}]", address, m) for m, sd in enumerate(outs)]
     _check_overlap(table, address)

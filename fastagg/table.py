@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -85,7 +85,8 @@ class Table:
     client_address: np.ndarray  # [T, K] int64
     center_address: np.ndarray  # [T] int64; zeros without a global model
     as_numpy: tuple[bool, ...]  # [T]: results for this key are NumPy arrays, as the caller's are
-    metadata: Any = field(default=None)  # state_dict()'s _metadata, handed on to results
+    metadata: Any = None  # state_dict()'s _metadata, handed on to results
+    client_ids: Sequence[Any] | None = None  # for messages
 
     @property
     def K(self) -> int:
@@ -110,17 +111,25 @@ def build(
     client_sds = list(client_sds)
     if not client_sds:
         raise InputError("no clients: client_sds is empty")
-    for who, sd in ((_name(k, client_ids), sd) for k, sd in enumerate(client_sds)):
+    for who, sd in ((client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)):
         if not isinstance(sd, Mapping):
             raise InputError(f"{who} is a {type(sd).__name__}, expected a state dict (name -> tensor)")
     if global_sd is not None and not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
-    reference, who = (client_sds[0], _name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
+    reference, who = (
+        (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
+    )
     tensors, as_numpy = _read_reference(reference, who)
     if params is not None:
-        params = frozenset(n for n, _ in params.named_parameters()) if isinstance(params, torch.nn.Module) else frozenset(params)
-    layout = _layout(tuple(reference), tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), params, layers)
+        params = (
+            frozenset(n for n, _ in params.named_parameters())
+            if isinstance(params, torch.nn.Module)
+            else frozenset(params)
+        )
+    layout = _layout(
+        tuple(reference), tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), params, layers
+    )
     device = tensors[0].device if tensors else torch.device("cpu")
 
     K, T = len(client_sds), len(tensors)
@@ -129,12 +138,14 @@ def build(
     center = None
     if global_sd is not None:
         center = _read(global_sd, layout, device, who, center_address, 0)
-    clients = [_read(sd, layout, device, _name(k, client_ids), client_address, k) for k, sd in enumerate(client_sds)]
+    clients = [
+        _read(sd, layout, device, client_name(k, client_ids), client_address, k) for k, sd in enumerate(client_sds)
+    ]
     return Table(layout, device, clients, center, client_address, center_address[:, 0], as_numpy,
-                 getattr(reference, "_metadata", None))  # fmt: skip
+                 getattr(reference, "_metadata", None), client_ids)  # fmt: skip
 
 
-def _name(k: int, client_ids: Sequence[Any] | None) -> str:
+def client_name(k: int, client_ids: Sequence[Any] | None) -> str:
     return f"client {k}" if client_ids is None or client_ids[k] == k else f"client {k} (id {client_ids[k]!r})"
 
 

@@ -40,12 +40,12 @@ def test_against_the_flattened_models(models):
 def test_layers_have_a_leading_dimension():
     g, clients = make(5, {"a.weight": (50,), "b.weight": (30,)})
     gram = fastagg.gram(g, clients, layerwise=True)
-    for l, layer in enumerate("ab"):
+    for at, layer in enumerate("ab"):
         part = [{k: v for k, v in sd.items() if k.startswith(layer)} for sd in (g, *clients)]
         alone = fastagg.gram(part[0], part[1:])
         for read in ("norms", "distances", "cosine", "gaussian", "projection", "models"):
-            close(getattr(gram, read)()[l], getattr(alone, read)())
-        close(gram.cosine("global")[l], alone.cosine("global"))
+            close(getattr(gram, read)()[at], getattr(alone, read)())
+        close(gram.cosine("global")[at], alone.cosine("global"))
     assert torch.equal(gram.model().matrix, fastagg.gram(g, clients).matrix)
     assert "2 layers" in repr(gram)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 import threading
 
 import pytest
@@ -11,7 +14,11 @@ from cohort import DTYPES, assert_same_bits, assert_unchanged, flat, make, snaps
 import fastagg
 
 TAILS = (1, 3, 7, 8, 9, 15, 16, 17, 31, 33)
-SHAPES = {f"t{n}.weight": (n,) for n in TAILS} | {"big.weight": (150, 127), "big.bias": (16385,), "empty.weight": (0, 5)}
+SHAPES = {f"t{n}.weight": (n,) for n in TAILS} | {
+    "big.weight": (150, 127),
+    "big.bias": (16385,),
+    "empty.weight": (0, 5),
+}
 
 
 def gram_error(got, expected):
@@ -60,7 +67,10 @@ def test_gram_and_mix_match_the_reference(simd, dtype, K):
     weights = torch.rand(5, K, dtype=torch.float64) - 0.2
     out = [poisoned(g) for _ in range(5)]
     for m, sd in enumerate(fastagg.mix(clients, weights, out=out)):
-        assert sd["b.weight" if K > 20 else "big.bias"].data_ptr() == out[m]["b.weight" if K > 20 else "big.bias"].data_ptr()
+        assert (
+            sd["b.weight" if K > 20 else "big.bias"].data_ptr()
+            == out[m]["b.weight" if K > 20 else "big.bias"].data_ptr()
+        )
         assert_mixed(sd, clients, weights[m], dtype)
     one = fastagg.mix(clients, weights[0], out=poisoned(g))
     assert_same_bits(one, out[0])
@@ -184,7 +194,7 @@ def test_every_16_bit_value_survives(simd, dtype):
 
 
 def test_streaming_stores_and_large_tensors(simd):
-    g, clients = make(3, {"a.weight": (3_000_001,), "b.weight": (5,)}, offset=1)
+    _, clients = make(3, {"a.weight": (3_000_001,), "b.weight": (5,)}, offset=1)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     first = fastagg.mix(clients, weights)
     assert_mixed(first, clients, weights, torch.float32)
@@ -218,7 +228,9 @@ def test_many_python_threads_at_once():
     def work(i):
         for _ in range(20):
             gram, mixed = fastagg.gram_mix(*rounds[i], weights)
-            if not torch.equal(gram.matrix, expected[i][0].matrix) or not torch.equal(mixed["a.weight"], expected[i][1]["a.weight"]):
+            if not torch.equal(gram.matrix, expected[i][0].matrix) or not torch.equal(
+                mixed["a.weight"], expected[i][1]["a.weight"]
+            ):
                 failures.append(i)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
@@ -230,8 +242,44 @@ def test_many_python_threads_at_once():
     assert not any(t.is_alive() for t in threads)
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_child_processes(start):
+    # The parent has used its helper threads; a forked child has none of them. Tensors stay below the size at which
+    # torch's own OpenMP threads, which do hang after a fork, would be asked for help.
+    script = f"""
+import multiprocessing, sys, torch, fastagg
+def cohort():
+    torch.manual_seed(0)
+    return [{{f"{{t}}.weight": torch.randn(9000) for t in range(9)}} for _ in range(5)]
+def gram():
+    g, *clients = cohort()
+    return fastagg.gram(g, clients).matrix.tolist()
+def work(sender):
+    torch.set_num_threads(4)
+    sender.send(gram())
+if __name__ == "__main__":
+    torch.set_num_threads(4)
+    expected = gram()
+    context = multiprocessing.get_context("{start}")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=work, args=(sender,), daemon=True)
+    child.start()
+    if not receiver.poll(60):
+        child.kill()
+        sys.exit("the child hangs")
+    assert receiver.recv() == expected
+    child.join(20)
+    sys.exit(child.exitcode)
+"""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(script)
+        file.flush()
+        done = subprocess.run([sys.executable, file.name], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_flush_to_zero_of_the_caller_changes_nothing():
-    g, clients = make(3, {"a.weight": (100,)}, scale=1.0)
+    _, clients = make(3, {"a.weight": (100,)}, scale=1.0)
     clients = [{k: v * 1e-40 for k, v in sd.items()} for sd in clients]
     expected = fastagg.mix(clients, [0.5, 0.25, 0.25])["a.weight"].clone()
     assert expected.abs().max() > 0

@@ -51,7 +51,7 @@ def test_gradient_through_the_public_mix(layerwise, K):
 
     loss(fastagg.mix(clients, weights, layerwise=layerwise)).backward()
     plain = weights.detach().clone().requires_grad_()
-    rows = {name: plain[l] if layerwise else plain for l, name in enumerate(SHAPES)}
+    rows = {name: plain[i] if layerwise else plain for i, name in enumerate(SHAPES)}
     loss({n: torch.einsum("k...,k->...", torch.stack([sd[n] for sd in clients]), rows[n]) for n in SHAPES}).backward()
     torch.testing.assert_close(weights.grad, plain.grad, rtol=1e-5, atol=1e-5)
 
@@ -60,7 +60,9 @@ def test_a_loss_on_one_tensor_only():
     _, clients = make(3, SHAPES)
     weights = torch.rand(3, dtype=torch.float64, requires_grad=True)
     fastagg.mix(clients, weights)["b.weight"].sum().backward()
-    torch.testing.assert_close(weights.grad, torch.stack([sd["b.weight"].double().sum() for sd in clients]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        weights.grad, torch.stack([sd["b.weight"].double().sum() for sd in clients]), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_no_graph_without_grad_and_no_out_with_it():
@@ -96,7 +98,7 @@ def test_bad_lists():
 
 
 def test_reference_and_native_agree_on_dots():
-    g, clients = make(7, {"a.weight": (3000,), "b.weight": (33,)})
+    _, clients = make(7, {"a.weight": (3000,), "b.weight": (33,)})
     left = [v for sd in clients[:2] for v in sd.values()]
     flat_clients = [t for sd in clients for t in sd.values()]
     got = torch.ops.fastagg.dots(left, flat_clients, [0, 1], 2).sum(0)

@@ -137,7 +137,7 @@ def test_strange_but_fine_tensors(scan, cohort):
 
 @pytest.mark.parametrize("shape", [(), (1,), (40,)], ids=str)
 def test_lazily_negated_tensors(scan, shape):
-    g, clients = make(3, {"w": shape})
+    _, clients = make(3, {"w": shape})
     negated = [{"w": torch.complex(torch.zeros(shape), -sd["w"]).conj().imag} for sd in clients]
     assert negated[0]["w"].is_neg()
     assert_same_bits(fastagg.mix(negated, [0.2, 0.3, 0.5]), fastagg.mix(clients, [0.2, 0.3, 0.5]))
@@ -185,7 +185,9 @@ def test_layers_are_modules_or_what_the_caller_says(cohort):
 
 def test_integer_tensors_become_the_maximum(scan):
     dtypes = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-    clients = [{str(d): torch.tensor([[k, 3 - k], [5, -k if d.is_signed else k]], dtype=d) for d in dtypes} for k in range(4)]
+    clients = [
+        {str(d): torch.tensor([[k, 3 - k], [5, -k if d.is_signed else k]], dtype=d) for d in dtypes} for k in range(4)
+    ]
     for k, sd in enumerate(clients):
         sd["flag"] = torch.tensor([k == 2, False])
     for sd in (fastagg.mix(clients, [0.25] * 4), fastagg.mix(clients, [0.25] * 4, backend="reference")):
@@ -215,7 +217,10 @@ BAD_CLIENTS = {
     "missing key": (drop, "client 1: key 'bn.bias' is missing"),
     "misspelt key": (rename, "client 1: key 'bn.bias' is missing"),
     "extra key": (lambda sd: sd.update(more=torch.ones(1)), "client 1: key 'more' is not in the model"),
-    "shape": (lambda sd: sd.update({"fc.bias": torch.ones(6)}), "client 1: key 'fc.bias' has shape (6,), expected (5,)"),
+    "shape": (
+        lambda sd: sd.update({"fc.bias": torch.ones(6)}),
+        "client 1: key 'fc.bias' has shape (6,), expected (5,)",
+    ),
     "broadcastable": (broadcastable, "client 1: key 'fc.weight' has shape (1, 4), expected (5, 4)"),
     "scalar": (lambda sd: sd.update({"fc.bias": torch.tensor(1.0)}), "client 1: key 'fc.bias' has shape ()"),
     "dtype": (
@@ -223,8 +228,14 @@ BAD_CLIENTS = {
         "client 1: key 'fc.bias' has dtype torch.float64, expected torch.float32",
     ),
     "sparse": (sparse, "client 1: key 'fc.weight' is a sparse tensor"),
-    "meta": (lambda sd: sd.update({"fc.bias": torch.ones(5, device="meta")}), "client 1: key 'fc.bias' is a meta tensor"),
-    "list": (lambda sd: sd.update({"fc.bias": [0.0] * 5}), "client 1: key 'fc.bias' is a list, expected a torch tensor"),
+    "meta": (
+        lambda sd: sd.update({"fc.bias": torch.ones(5, device="meta")}),
+        "client 1: key 'fc.bias' is a meta tensor",
+    ),
+    "list": (
+        lambda sd: sd.update({"fc.bias": [0.0] * 5}),
+        "client 1: key 'fc.bias' is a list, expected a torch tensor",
+    ),
     "strings": (lambda sd: sd.update({"fc.bias": np.array(["a"])}), "client 1: key 'fc.bias' has NumPy dtype <U1"),
     "quantised": (
         lambda sd: sd.update({"fc.bias": torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.qint8)}),
@@ -305,3 +316,27 @@ def test_layout_is_made_once(cohort):
     g, clients = cohort
     first = tables.build(g, clients).layout
     assert tables.build(g, clients).layout is first
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("options", [{}, {"layerwise": True}, {"variant": "paper"}, {"variant": "cos"}], ids=str)
+def test_a_client_that_is_not_finite_is_named_and_not_remembered(cohort, value, options):
+    g, clients = cohort
+    aggregator = fastagg.FedAWA(**options)
+    aggregator.aggregate(g, clients, client_ids="abc")
+    state = aggregator.state_dict()
+    clients[1]["fc.weight"][3, 2] = value
+    with pytest.raises(
+        fastagg.InputError, match=r"client 1 \(id 'b'\): key 'fc.weight' has values that"
+    ):
+        aggregator.aggregate(g, clients, client_ids="abc")
+    assert aggregator.state_dict()["client_ids"] == state["client_ids"]
+    assert torch.equal(aggregator.state_dict()["logits"], state["logits"])
+    with pytest.raises(fastagg.InputError, match=r"the global model: key 'fc.weight' has values"):
+        fastagg.fedawa(clients[1], [g, g], **options)
+
+
+def test_fedawa_needs_a_global_model(cohort):
+    for call in (fastagg.fedawa, fastagg.FedAWA(variant="paper").aggregate):
+        with pytest.raises(fastagg.InputError, match="the global model is None"):
+            call(None, cohort[1])

@@ -8,9 +8,9 @@
 namespace fastagg {
 namespace {
 
-constexpr int group_rows = 128;                  // rows multiplied at once: their packed blocks stay in L2
-constexpr int64_t fused_bytes = 256 << 10;       // Gram, then mix, on a piece of every client that stays in L2
-constexpr int64_t streaming_bytes = 8ll << 20;   // outputs larger than this are stored past the cache
+constexpr int group_rows = 128;                 // rows multiplied at once: their packed blocks stay in L2
+constexpr int64_t fused_bytes = 256 << 10;      // Gram, then mix, on a piece of every client that stays in L2
+constexpr int64_t streaming_bytes = 8ll << 20;  // outputs larger than this are stored past the cache
 
 int round_up4(int n) { return (n + 3) / 4 * 4; }
 const char* element(const void* p, int32_t dtype, int64_t i) { return (const char*)p + i * dtype_bytes[dtype]; }
@@ -78,16 +78,24 @@ template <class T> void maximum(const MixChunk& p) {
 }
 
 void mix_chunk(const Table& t, const Mix& m, bool streaming, int64_t tensor, int64_t begin, int64_t count) {
-  MixChunk p{t.dtype[tensor], t.client + tensor * t.clients, t.clients,
-             m.weights + m.row[tensor] * m.outputs * t.clients, m.outputs, m.out + tensor, t.tensors,
-             begin, count, streaming};
+  MixChunk p{t.dtype[tensor], t.client + tensor * t.clients,
+             t.clients,       m.weights + m.row[tensor] * m.outputs * t.clients,
+             m.outputs,       m.out + tensor,
+             t.tensors,       begin,
+             count,           streaming};
   switch (p.dtype) {
-    case I8: return maximum<int8_t>(p);
-    case I16: return maximum<int16_t>(p);
-    case I32: return maximum<int32_t>(p);
-    case I64: return maximum<int64_t>(p);
-    case U8: return maximum<uint8_t>(p);
-    default: return kernels().mix(p);
+    case I8:
+      return maximum<int8_t>(p);
+    case I16:
+      return maximum<int16_t>(p);
+    case I32:
+      return maximum<int32_t>(p);
+    case I64:
+      return maximum<int64_t>(p);
+    case U8:
+      return maximum<uint8_t>(p);
+    default:
+      return kernels().mix(p);
   }
 }
 
@@ -139,9 +147,10 @@ void run(const Table& t, const Gram& g, const Mix* m, int threads) {
     const int I = pairs[unit].first, J = pairs[unit].second;
     const void* const* clients = t.client + c.tensor * t.clients;
     auto side = [&](int group) { return group == 0 ? clients : clients + rows.first(group) - 1; };  // row 0: the center
-    RowProducts p{dtype, false, t.center[c.tensor], J == 0, side(I), rows.count(I),
-                  I == J ? nullptr : side(J), I == J ? 0 : rows.count(J), c.begin, c.count,
-                  scratch[worker].get(), slot, rows.size, nullptr};
+    RowProducts p{dtype,     false,         t.center[c.tensor],         J == 0,
+                  side(I),   rows.count(I), I == J ? nullptr : side(J), I == J ? 0 : rows.count(J),
+                  c.begin,   c.count,       scratch[worker].get(),      slot,
+                  rows.size, nullptr};
     int64_t piece = c.count;
     if (fused) piece = std::max<int64_t>(fused_bytes / (t.clients * dtype_bytes[dtype]) / 256 * 256, 256);
     products(p, piece, mix_piece);

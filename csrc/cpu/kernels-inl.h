@@ -25,8 +25,12 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // ---------------------------------------------------------------- row products
 
 template <class C> struct Vec;  // the vector type of a compute type
-template <> struct Vec<float> { using V = VF; };
-template <> struct Vec<double> { using V = VD; };
+template <> struct Vec<float> {
+  using V = VF;
+};
+template <> struct Vec<double> {
+  using V = VD;
+};
 
 template <class C> constexpr int block = block_bytes / sizeof(C);     // elements of a packed row
 template <class C> constexpr int row_stride = row_bytes / sizeof(C);  // in elements
@@ -88,18 +92,22 @@ inline void tile(const C* a, const C* b, int vectors, double* out, int64_t ld) {
 template <bool DIAGONAL, class C>
 inline void tile_of(int ni, int nj, const C* a, const C* b, int vectors, double* out, int64_t ld) {
 #define FASTAGG_CASE(I, J) \
-  case I * 4 + J: return tile<I, J, false>(a, b, vectors, out, ld);
+  case I * 4 + J:          \
+    return tile<I, J, false>(a, b, vectors, out, ld);
   if (DIAGONAL) switch (ni) {
-      case 1: return tile<1, 1, true>(a, a, vectors, out, ld);
-      case 2: return tile<2, 2, true>(a, a, vectors, out, ld);
-      case 3: return tile<3, 3, true>(a, a, vectors, out, ld);
-      default: return tile<4, 4, true>(a, a, vectors, out, ld);
+      case 1:
+        return tile<1, 1, true>(a, a, vectors, out, ld);
+      case 2:
+        return tile<2, 2, true>(a, a, vectors, out, ld);
+      case 3:
+        return tile<3, 3, true>(a, a, vectors, out, ld);
+      default:
+        return tile<4, 4, true>(a, a, vectors, out, ld);
     }
   switch (ni * 4 + nj) {
-    FASTAGG_CASE(1, 1) FASTAGG_CASE(1, 2) FASTAGG_CASE(1, 3)
-    FASTAGG_CASE(2, 1) FASTAGG_CASE(2, 2) FASTAGG_CASE(2, 3)
-    FASTAGG_CASE(3, 1) FASTAGG_CASE(3, 2) FASTAGG_CASE(3, 3)
-    FASTAGG_CASE(4, 1) FASTAGG_CASE(4, 2) FASTAGG_CASE(4, 3)
+    FASTAGG_CASE(1, 1)
+    FASTAGG_CASE(1, 2) FASTAGG_CASE(1, 3) FASTAGG_CASE(2, 1) FASTAGG_CASE(2, 2) FASTAGG_CASE(2, 3) FASTAGG_CASE(3, 1)
+        FASTAGG_CASE(3, 2) FASTAGG_CASE(3, 3) FASTAGG_CASE(4, 1) FASTAGG_CASE(4, 2) FASTAGG_CASE(4, 3)
   }
 #undef FASTAGG_CASE
 }
@@ -171,10 +179,14 @@ template <class S, class C> void row_products(const RowProducts& p) {
 
 void row_products_any(const RowProducts& p) {
   switch (p.dtype) {
-    case F32: return p.wide ? row_products<float, double>(p) : row_products<float, float>(p);
-    case BF16: return p.wide ? row_products<bf16, double>(p) : row_products<bf16, float>(p);
-    case F16: return p.wide ? row_products<f16, double>(p) : row_products<f16, float>(p);
-    default: return row_products<double, double>(p);
+    case F32:
+      return p.wide ? row_products<float, double>(p) : row_products<float, float>(p);
+    case BF16:
+      return p.wide ? row_products<bf16, double>(p) : row_products<bf16, float>(p);
+    case F16:
+      return p.wide ? row_products<f16, double>(p) : row_products<f16, float>(p);
+    default:
+      return row_products<double, double>(p);
   }
 }
 
@@ -314,10 +326,14 @@ template <class S> void mix(const MixChunk& p) {
 
 void mix_any(const MixChunk& p) {
   switch (p.dtype) {
-    case F32: return mix<float>(p);
-    case BF16: return mix<bf16>(p);
-    case F16: return mix<f16>(p);
-    default: return mix<double>(p);
+    case F32:
+      return mix<float>(p);
+    case BF16:
+      return mix<bf16>(p);
+    case F16:
+      return mix<f16>(p);
+    default:
+      return mix<double>(p);
   }
 }
 
@@ -341,7 +357,7 @@ double fma_peak(int64_t iterations) {
   for (int64_t n = 0; n < iterations; ++n)
     unroll<12>([&](auto i) INLINE_LAMBDA {
       acc[i] = fma(acc[i], y, x);
-      __asm__("" : "+" FASTAGG_VECTOR_REGISTER (acc[i]));  // or the compiler finds the closed form
+      __asm__("" : "+" FASTAGG_VECTOR_REGISTER(acc[i]));  // or the compiler finds the closed form
     });
   float sum = 0;
   unroll<12>([&](auto i) INLINE_LAMBDA { sum += acc[i][0]; });
@@ -355,8 +371,8 @@ double fma_peak(int64_t iterations) {
 #define FASTAGG_STRING(x) FASTAGG_STRING_(x)
 #define FASTAGG_JOIN_(a, b) a##b
 #define FASTAGG_JOIN(a, b) FASTAGG_JOIN_(a, b)
-extern const Kernels FASTAGG_JOIN(kernels_, FASTAGG_LEVEL) = {
-    FASTAGG_STRING(FASTAGG_LEVEL), FASTAGG_LEVEL::row_products_any, FASTAGG_LEVEL::mix_any, FASTAGG_LEVEL::read,
-    FASTAGG_LEVEL::fma_peak};
+extern const Kernels FASTAGG_JOIN(kernels_, FASTAGG_LEVEL) = {FASTAGG_STRING(FASTAGG_LEVEL),
+                                                              FASTAGG_LEVEL::row_products_any, FASTAGG_LEVEL::mix_any,
+                                                              FASTAGG_LEVEL::read, FASTAGG_LEVEL::fma_peak};
 
 }  // namespace fastagg

@@ -9,30 +9,30 @@ namespace fastagg {
 // Rows a (index i) against rows b (index j); with b == null, a against itself and only i >= j is meaningful.
 struct RowProducts {
   int32_t dtype;
-  bool wide;               // convert to float64 before multiplying (float64 tensors always do)
-  const void* center;      // subtracted from each row first; null: rows are taken as they are
-  bool center_is_first;    // row 0 of the triangle's side (b, or a when b is null) is `center` itself
-  const void* const* a;    // addresses of the tensors the rows lie in, without the center
-  int na;                  // number of rows, with the center
+  bool wide;             // convert to float64 before multiplying (float64 tensors always do)
+  const void* center;    // subtracted from each row first; null: rows are taken as they are
+  bool center_is_first;  // row 0 of the triangle's side (b, or a when b is null) is `center` itself
+  const void* const* a;  // addresses of the tensors the rows lie in, without the center
+  int na;                // number of rows, with the center
   const void* const* b;
   int nb;
   int64_t begin, count;
-  void* scratch;           // scratch_bytes(na + nb), 64-byte aligned
+  void* scratch;  // scratch_bytes(na + nb), 64-byte aligned
   double* out;
-  int64_t ld;              // at least na rounded up to a multiple of 4
-  double* squares;         // [na + nb] sums of squares of the rows, added to; only when b != null
+  int64_t ld;       // at least na rounded up to a multiple of 4
+  double* squares;  // [na + nb] sums of squares of the rows, added to; only when b != null
 };
 
 struct MixChunk {
   int32_t dtype;
   const void* const* client;  // [K]
   int64_t clients;
-  const double* weights;      // [M, K]
-  int64_t outputs;            // M
-  void* const* out;           // out[m * out_stride]
+  const double* weights;  // [M, K]
+  int64_t outputs;        // M
+  void* const* out;       // out[m * out_stride]
   int64_t out_stride;
   int64_t begin, count;
-  bool streaming;             // bypass the cache when storing: the outputs do not fit in it
+  bool streaming;  // bypass the cache when storing: the outputs do not fit in it
 };
 
 struct Kernels {
@@ -46,7 +46,7 @@ struct Kernels {
 extern const Kernels kernels_baseline, kernels_avx2, kernels_avx512;
 const Kernels& kernels();  // the level in use
 
-constexpr int block_bytes = 1024;        // one packed row of a block: 256 float32 or 128 float64
+constexpr int block_bytes = 1024;            // one packed row of a block: 256 float32 or 128 float64
 constexpr int row_bytes = block_bytes + 64;  // a stride of 1024 would put every fourth row in one cache set
 inline size_t scratch_bytes(int rows) { return size_t(rows + 4) * row_bytes; }
 

@@ -21,14 +21,19 @@ typedef uint16_t HalfVU __attribute__((vector_size(vector_bytes / 2)));
 typedef float F4 __attribute__((vector_size(16)));
 typedef double D4 __attribute__((vector_size(32), aligned(8)));
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
 
 #define FASTAGG_INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
 
-// f(0), f(1), ... f(N - 1) with compile-time arguments: what a `#pragma unroll` promises too late. GCC turns an array of
-// accumulators into registers only if its indices are constants before loops are unrolled (measured: 3 x on the Gram).
+// f(0), f(1), ... f(N - 1) with compile-time arguments: what a `#pragma unroll` promises too late. GCC turns an array
+// of accumulators into registers only if its indices are constants before loops are unrolled (measured: 3 x on the
+// Gram).
 template <int I> struct Index {
   constexpr operator int() const { return I; }
 };
@@ -83,9 +88,7 @@ inline VD widen(HalfVF v) { return __builtin_convertvector(v, VD); }
 
 // ---- 16-bit floats ----
 inline VF load_float(const float* p) { return load_raw<VF>(p); }
-inline VF load_float(const bf16* p) {
-  return bits<VF>(__builtin_convertvector(load_raw<HalfVU>(p), VU) << 16);
-}
+inline VF load_float(const bf16* p) { return bits<VF>(__builtin_convertvector(load_raw<HalfVU>(p), VU) << 16); }
 inline void store_float(float* p, VF v) { store_raw(p, v); }
 inline void store_float(bf16* p, VF v) {  // to nearest, ties to even; NaN stays NaN
   VU u = bits<VU>(v);
@@ -111,8 +114,8 @@ inline VF load_float(const f16* p) {
 }
 inline void store_float(f16* p, VF v) {  // to nearest, ties to even
   VU u = bits<VU>(v), sign = u & 0x80000000u, a = u ^ sign;
-  VU normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;       // exponent rebased by -112, rounded
-  VU tiny = bits<VU>(bits<VF>(a) + 0.5f) - 0x3f000000u;         // below 2^-14: the adder rounds to units of 2^-24
+  VU normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;  // exponent rebased by -112, rounded
+  VU tiny = bits<VU>(bits<VF>(a) + 0.5f) - 0x3f000000u;    // below 2^-14: the adder rounds to units of 2^-24
   VU huge = a > 0x7f800000u ? (VU)((a >> 13) & 0x3ffu) | 0x7e00u : (VU)(a * 0u + 0x7c00u);
   VU r = a >= 0x477ff000u ? huge : (a < 0x38800000u ? tiny : normal);
   store_raw(p, __builtin_convertvector(r | sign >> 16, HalfVU));

@@ -11,11 +11,20 @@ import torch
 from fastagg.table import InputError, Table
 
 
+def float64(values: Any) -> np.ndarray:
+    """A tensor, array or list as a float64 array of its own (torch would read a list as float32)"""
+    if isinstance(values, torch.Tensor):
+        if values.is_complex():
+            raise InputError(f"expected real numbers, got {values.dtype}")
+        return values.detach().to("cpu", torch.float64, copy=True).numpy()
+    return np.array(values, dtype=np.float64)
+
+
 def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndarray:
     """n_k, the clients' shares of the data, summing to 1: [K]. None: equal shares."""
     if sizes is None:
         return np.full(K, 1 / K)
-    n = np.asarray(sizes.detach().cpu() if isinstance(sizes, torch.Tensor) else sizes, dtype=np.float64)
+    n = float64(sizes)
     if n.shape != (K,):
         raise InputError(f"sizes have shape {n.shape}, expected ({K},): one number per client")
     for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):
@@ -36,7 +45,9 @@ def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:
     seen: dict[Any, int] = {}
     for k, name in enumerate(ids):
         if not isinstance(name, str | int):
-            raise InputError(f"client_ids: the id of client {k} is a {type(name).__name__}, expected a string or integer")
+            raise InputError(
+                f"client_ids: the id of client {k} is a {type(name).__name__}, expected a string or integer"
+            )
         if seen.setdefault(name, k) != k:
             raise InputError(f"client_ids: clients {seen[name]} and {k} have the same id {name!r}")
     return ids

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fastagg import core, table as tables
+from fastagg import core
+from fastagg import table as tables
 from fastagg.methods.common import data_shares
 from fastagg.result import Result
 from fastagg.table import StateDict

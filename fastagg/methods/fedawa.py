@@ -1,11 +1,12 @@
 """FedAWA (Shi et al., CVPR 2025): weights learned from how the client vectors lie to each other.
 
-Logits T, weights l = softmax(T), client vectors d_k = w_k - g:
+Logits T, weights lam = softmax(T), client vectors d_k = w_k - g:
 
-    loss(l) = sum_k l_k ||d_k - sum_j l_j d_j|| + regulariser                                      (Eq. 3)
+    loss = sum_k lam_k ||d_k - sum_j lam_j d_j|| + regulariser                                      (Eq. 3)
 
 The whole objective and its gradient are read off the Gram, so optimiser steps cost microseconds, and with layers
-(FedAWA-L, Eq. 4) all of them are solved at once on [L, K] arrays.
+(FedAWA-L, Eq. 4) all of them are solved at once on [L, K] arrays. Distances read off a float32 Gram lose accuracy as
+its error (under 1e-6) over 1 - cos(d_k, d_j): fine until clients agree to a cosine of about 0.9999.
 
 A trap: minimised to the end, the objective collapses onto one client (whose distance to itself is 0). The method is
 a few small steps from the data shares, not an argmin.
@@ -13,17 +14,19 @@ a few small steps from the data shares, not an argmin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastagg import core, table as tables
+from fastagg import core
+from fastagg import table as tables
 from fastagg.core import Layers, Params
 from fastagg.gram import Gram
-from fastagg.methods.common import check_client_ids, data_shares, scaled_rows
+from fastagg.methods.common import check_client_ids, data_shares, float64, scaled_rows
 from fastagg.result import Result
 from fastagg.table import InputError, StateDict, Table
 
@@ -46,12 +49,14 @@ class Options:
         for name, allowed in (("variant", VARIANTS), ("optimizer", ("adam", "sgd")), ("reg", ("cos", "euc", None))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, allowed))}")
-        if not isinstance(self.steps, int) or self.steps < 0:
+        if not isinstance(self.steps, Integral) or isinstance(self.steps, bool) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r}: expected an integer >= 0")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
+        if self.lr is not None and not (isinstance(self.lr, Real) and 0 < self.lr < float("inf")):
             raise ValueError(f"lr={self.lr!r}: expected a number > 0")
-        if not np.isfinite(self.gamma):
+        if not (isinstance(self.gamma, Real) and np.isfinite(self.gamma)):
             raise ValueError(f"gamma={self.gamma!r}: expected a finite number")
+        if not isinstance(self.layerwise, bool | np.bool_):
+            raise ValueError(f"layerwise={self.layerwise!r}: expected True or False")
 
 
 def fedawa(
@@ -61,7 +66,7 @@ def fedawa(
 ) -> Result:  # fmt: skip
     """One round of FedAWA.
 
-    variant     "released": what the authors' code does and their tables show. The regulariser is sum_k l_k r_k with
+    variant     "released": what the authors' code does and their tables show. The regulariser is sum_k lam_k r_k with
                 r_k = 1 - cos(g, w_k); logits start at the data shares; the aggregate uses the weights from before the
                 last step, so with one step they are known up front and the round is a single read of the clients.
                 "paper": Eq. 3 as written. The regulariser is the distance of the aggregate to g; logits start at the
@@ -78,11 +83,11 @@ def fedawa(
     The result has .weights ([K], or [L, K] with .layers), .gram and .logits.
     """
     options = Options(variant, steps, lr, optimizer, reg, gamma, layerwise)
-    table = tables.build(global_sd, client_sds, params=params, layers=layers)
+    table = tables.build(core.need_global(global_sd), client_sds, params=params, layers=layers)
     n = data_shares(sizes, table.K)
     start = first_logits(n, options, len(table.layout.layers))
     if logits is not None:
-        given = np.array(torch.as_tensor(logits).detach().cpu(), dtype=np.float64)
+        given = float64(logits)
         if given.shape != start.shape:
             raise InputError(f"logits have shape {given.shape}, expected {start.shape}")
         if not np.isfinite(given).all():
@@ -112,8 +117,9 @@ class FedAWA:
         out: StateDict | None = None,
     ) -> Result:  # fmt: skip
         """One round. client_ids names the clients over rounds (default: their positions 0, 1, ...)."""
+        client_sds = list(client_sds)
         ids = check_client_ids(client_ids, len(client_sds))
-        table = tables.build(global_sd, client_sds, client_ids=ids, **self._form)
+        table = tables.build(core.need_global(global_sd), client_sds, client_ids=ids, **self._form)
         layers = table.layout.layers if self.options.layerwise else None
         if self._logits and layers != self._layers:
             raise InputError(f"the model's layers are {layers}, but this aggregator carries logits for {self._layers}")
@@ -141,23 +147,25 @@ class FedAWA:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state_dict(); one that does not fit raises and changes nothing."""
-        missing = {"method", "variant", "layers", "client_ids", "logits"} - set(state)
-        if missing:
-            raise InputError(f"FedAWA state: {sorted(missing)} missing")
+        if not isinstance(state, Mapping) or {"method", "variant", "layers", "client_ids", "logits"} - set(state):
+            raise InputError("FedAWA state: expected what state_dict() returned")
         for name, mine in (("method", "fedawa"), ("variant", self.options.variant)):
             if state[name] != mine:
                 raise InputError(f"FedAWA state: {name} is {state[name]!r}, this aggregator's is {mine!r}")
-        logits = np.array(torch.as_tensor(state["logits"]), dtype=np.float64)
-        ids = check_client_ids(state["client_ids"], len(state["client_ids"]))
-        layers = None if state["layers"] is None else tuple(state["layers"])
+        try:
+            layers = None if state["layers"] is None else tuple(state["layers"])
+            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
+            logits = float64(state["logits"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"FedAWA state: {error}") from error
         if ids and (layers is not None) != self.options.layerwise:
             raise InputError(f"FedAWA state: layers are {layers}, but layerwise={self.options.layerwise}")
         expected = (len(ids),) if layers is None else (len(ids), len(layers))
-        if logits.shape != expected and ids:
+        if logits.shape != expected:
             raise InputError(f"FedAWA state: logits have shape {logits.shape}, expected {expected}")
         if not np.isfinite(logits).all():
             raise InputError("FedAWA state: logits are not finite")
-        self._logits = dict(zip(ids, logits, strict=False))
+        self._logits = dict(zip(ids, logits, strict=True))
         self._layers = layers
 
 
@@ -173,8 +181,10 @@ def fedawa_objective(
     if variant == "cos":
         raise ValueError("variant='cos' has no objective")
     C = gram.matrix.cpu().numpy()
-    l = np.broadcast_to(np.array(torch.as_tensor(weights).detach().cpu(), dtype=np.float64), (*C.shape[:-2], gram.K))
-    loss, gradient = objective(C, gram.numel.numpy(), l, variant, reg)
+    given, expected = float64(weights), (*C.shape[:-2], gram.K)
+    if given.shape not in (expected, (gram.K,)):
+        raise InputError(f"weights have shape {given.shape}, expected {expected}")
+    loss, gradient = objective(C, gram.numel.numpy(), np.broadcast_to(given, expected), variant, reg)
     return torch.as_tensor(loss), torch.from_numpy(gradient)
 
 
@@ -185,10 +195,12 @@ def _aggregate(table: Table, n: np.ndarray, start: np.ndarray, o: Options, out: 
         weights = softmax(start)
         scaled, row = scaled_rows(table, weights, o.gamma)
         gram, [result] = core.gram_mix_of(table, o.layerwise, scaled, row, out)
+        core.check_finite(table, gram)
         if o.steps:
             _, logits = solve(gram, start, o)
     else:
         gram = core.gram_of(table, o.layerwise)
+        core.check_finite(table, gram)
         if o.variant == "cos":
             weights, logits = cosine_weights(gram.matrix.cpu().numpy(), n), None
         else:
@@ -202,7 +214,7 @@ def _aggregate(table: Table, n: np.ndarray, start: np.ndarray, o: Options, out: 
     return result
 
 
-# ---- K-by-K arithmetic: C is [K+1, K+1] or [L, K+1, K+1], l and T are [K] or [L, K], all float64 ----
+# Below, K-by-K arithmetic in float64: C is [K+1, K+1] or [L, K+1, K+1]; lam (weights) and T (logits) are [K] or [L, K].
 
 
 def first_logits(n: np.ndarray, o: Options, layers: int) -> np.ndarray:
@@ -215,17 +227,17 @@ def softmax(T: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def objective(C: np.ndarray, numel, l: np.ndarray, variant: str, reg: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """loss [] or [L], and its gradient in l"""
+def objective(C: np.ndarray, numel, lam: np.ndarray, variant: str, reg: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """loss [] or [L], and its gradient in lam"""
     c, b, G = C[..., :1, 0], C[..., 0, 1:], C[..., 1:, 1:]
     squares = np.einsum("...kk->...k", G)
-    Gl = (G @ l[..., None])[..., 0]
-    q = (l * Gl).sum(-1, keepdims=True)  # ||sum l d||^2
+    Gl = (G @ lam[..., None])[..., 0]
+    q = (lam * Gl).sum(-1, keepdims=True)  # ||sum lam d||^2
     scale = squares + q
-    apart = squares - 2 * Gl + q  # ||d_k - sum l d||^2, zero below what float64 can tell from zero
+    apart = squares - 2 * Gl + q  # ||d_k - sum lam d||^2, zero below what float64 can tell from zero
     distance = np.sqrt(np.where(apart > 1e-15 * scale, apart, 0))
-    pull = _ratio(l, distance)  # [.., K]
-    loss = (l * distance).sum(-1)
+    pull = _ratio(lam, distance)  # [.., K]
+    loss = (lam * distance).sum(-1)
     gradient = distance + Gl * pull.sum(-1, keepdims=True) - (G @ pull[..., None])[..., 0]
     if reg is None:
         return loss, gradient
@@ -234,15 +246,15 @@ def objective(C: np.ndarray, numel, l: np.ndarray, variant: str, reg: str | None
             r = _one_minus_cosine(c, b, squares, 1.0)
         else:
             r = squares / np.maximum(np.asarray(numel)[..., None], 1)
-        return loss + (l * r).sum(-1), gradient + r
-    s = l.sum(-1, keepdims=True)
-    a = (l * b).sum(-1, keepdims=True)  # <sum l d, g>
+        return loss + (lam * r).sum(-1), gradient + r
+    s = lam.sum(-1, keepdims=True)
+    a = (lam * b).sum(-1, keepdims=True)  # <sum lam d, g>
     if reg == "euc":
-        e = s - 1  # sum l w - g = e g + sum l d
+        e = s - 1  # sum lam w - g = e g + sum lam d
         r = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
         return loss + r[..., 0], gradient + _ratio(e * c + a + e * b + Gl, r)
     r = _one_minus_cosine(c, a, q, s)
-    length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum l w||
+    length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
     slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
     return loss + r[..., 0], gradient - _ratio(slope, length**3 * np.sqrt(c))
 
@@ -266,11 +278,11 @@ def solve(gram: Gram, T: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray
     C, numel = gram.matrix.cpu().numpy(), gram.numel.numpy()
     lr = o.lr if o.lr is not None else 1e-3 if o.optimizer == "adam" else 1e-2
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
-    l = softmax(T)
+    lam = softmax(T)
     for step in range(1, o.steps + 1):
-        l = softmax(T)
-        _, v = objective(C, numel, l, o.variant, o.reg)
-        g = l * (v - (l * v).sum(-1, keepdims=True))
+        lam = softmax(T)
+        _, v = objective(C, numel, lam, o.variant, o.reg)
+        g = lam * (v - (lam * v).sum(-1, keepdims=True))
         if o.optimizer == "adam":
             first = 0.5 * first + 0.5 * g
             second = 0.999 * second + 0.001 * g * g
@@ -279,7 +291,7 @@ def solve(gram: Gram, T: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray
             g = g + 5e-4 * T
             first = g if step == 1 else 0.9 * first + g
             T -= lr * first
-    return (l if o.variant == "released" else softmax(T)), T
+    return (lam if o.variant == "released" else softmax(T)), T
 
 
 def cosine_weights(C: np.ndarray, n: np.ndarray) -> np.ndarray:
