@@ -326,9 +326,7 @@ def test_a_client_that_is_not_finite_is_named_and_not_remembered(cohort, value, 
     aggregator.aggregate(g, clients, client_ids="abc")
     state = aggregator.state_dict()
     clients[1]["fc.weight"][3, 2] = value
-    with pytest.raises(
-        fastagg.InputError, match=r"client 1 \(id 'b'\): key 'fc.weight' has values that"
-    ):
+    with pytest.raises(fastagg.InputError, match=r"client 1 \(id 'b'\): key 'fc.weight' has values that"):
         aggregator.aggregate(g, clients, client_ids="abc")
     assert aggregator.state_dict()["client_ids"] == state["client_ids"]
     assert torch.equal(aggregator.state_dict()["logits"], state["logits"])

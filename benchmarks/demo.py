@@ -1,0 +1,126 @@
+"""A round of 20 ResNet-18s, aggregated by fastagg and by the PyTorch code people have today.
+
+python -m benchmarks.demo            # about a minute, under 4 GB
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import fastagg
+from benchmarks import measure, models, torch_code
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+
+
+@dataclass
+class Contest:
+    name: str
+    ours: Callable[..., fastagg.Result]  # takes out=
+    theirs: Callable[[], object]
+
+
+def progress() -> Progress:
+    columns = TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=models.MODELS, default="resnet18")
+    parser.add_argument("--clients", type=int, default=20, metavar="K")
+    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of fastagg (default 7)")
+    args = parser.parse_args()
+    K = args.clients
+    torch.manual_seed(0)
+    global_sd = models.MODELS[args.model]()
+    with progress() as bar:
+        client_sds = list(bar.track(models.clients(global_sd, K), K, description="Making client models"))
+        contests = [
+            Contest("FedAvg", lambda **o: fastagg.fedavg(global_sd, client_sds, **o),
+                    lambda: torch_code.fedavg(global_sd, client_sds)),
+            Contest("FedAWA", lambda **o: fastagg.fedawa(global_sd, client_sds, **o),
+                    lambda: torch_code.fedawa(global_sd, client_sds)),
+            Contest("FedAWA-L", lambda **o: fastagg.fedawa(global_sd, client_sds, layerwise=True, **o),
+                    lambda: torch_code.fedawa_layerwise(global_sd, client_sds)),
+        ]  # fmt: skip
+        for contest in bar.track(contests, description="Checking that the answers agree"):
+            check(contest)
+        read = measure.read_once(client_sds)
+        former = fastagg.fedavg(global_sd, client_sds)
+        fast = {"read": read}
+        for c in contests:
+            fast[c.name] = c.ours
+            fast[c.name + " out"] = lambda c=c: c.ours(out=former)
+        fast_times = measure.interleaved(fast, bar.track(range(args.rounds), description="Timing fastagg"))
+        slow = {"read": read, "foreach": lambda: torch_code.fedavg_foreach(global_sd, client_sds)}
+        slow |= {c.name: c.theirs for c in contests}
+        slow_times = measure.interleaved(slow, bar.track(range(3), description="Timing PyTorch"))
+        memory = {
+            c.name: (measure.peak_extra_memory(c.ours), measure.peak_extra_memory(c.theirs))
+            for c in bar.track(contests, description="Measuring memory")
+        }
+    report(args.model, global_sd, K, contests, fast_times, slow_times, memory)
+    return 0
+
+
+def check(contest: Contest) -> None:
+    """A time is worth nothing if the answer is wrong."""
+    ours, theirs = contest.ours(), contest.theirs()
+    if isinstance(theirs, tuple):
+        theirs, weights, logits = theirs
+        # PyTorch works in float32 here; a first Adam step is lr times the sign of the gradient
+        torch.testing.assert_close(ours.weights.float(), weights, rtol=1e-5, atol=1e-7)
+        agree = ((ours.logits - logits).abs() < 1e-5).float().mean()
+        assert agree > 0.99, f"{contest.name}: next round's logits differ"
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def report(model, global_sd, K, contests, fast, slow, memory) -> None:
+    R = fast["read"].median
+    D = sum(v.numel() for v in global_sd.values())
+    size = sum(v.numel() * v.element_size() for v in global_sd.values())
+    table = Table(
+        title=f"\n{K} clients x {model} ({D / 1e6:.1f} M values, {K * size / 1e9:.2f} GB)", title_style="bold"
+    )
+    table.add_column("method")
+    for heading in ("fastagg", "reads of\nmemory", "with out=", "reads of\nmemory", "PyTorch", "reads of\nmemory"):
+        table.add_column(heading, justify="right")
+    table.add_column("faster", justify="right", style="bold green")
+    table.add_column("extra memory\nfastagg / PyTorch", justify="right")
+    for c in contests:
+        ours, reuse, theirs = fast[c.name].median, fast[c.name + " out"].median, slow[c.name].median
+        table.add_row(
+            c.name, _ms(ours), f"{ours / R:.1f}", _ms(reuse), f"{reuse / R:.1f}", _ms(theirs),
+            f"{theirs / slow['read'].median:.0f}", f"{theirs / ours:.0f} x", " / ".join(map(_mb, memory[c.name])),
+        )  # fmt: skip
+    console.print(table)
+    foreach = slow["foreach"].median
+    console.print(
+        f"One read of the clients' memory takes {_ms(R)} here ({K * size / R / 1e9:.0f} GB/s, "
+        f"{torch.get_num_threads()} threads, {fastagg.info()['simd']}, {measure.cpu_name()}).\n"
+        f"FedAvg with torch._foreach_, the best PyTorch has for it, takes {_ms(foreach)} "
+        f"({foreach / slow['read'].median:.1f} reads).\n"
+        "Answers were checked against each other first. Medians; contestants take turns in one process."
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2f} ms"
+
+
+def _mb(count: int | None) -> str:
+    return "?" if count is None else f"{count / 1e6:.0f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Time and memory, measured so that they can be compared: contestants take turns in one process."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from fastagg import _cpu, table
+
+
+@dataclass
+class Times:
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+def interleaved(jobs: dict[str, Callable[[], object]], rounds: Iterable[int]) -> dict[str, Times]:
+    """Runs every job once per round, in turn, after one unmeasured run each."""
+    times = {name: Times() for name in jobs}
+    for job in jobs.values():
+        job()
+    for _ in rounds:
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            result = job()
+            times[name].seconds.append(time.perf_counter() - start)
+            del result
+    return times
+
+
+def read_once(client_sds: list[dict]) -> Callable[[], object]:
+    """One read of the clients' bytes with the threads the kernels use: R, the floor"""
+    t = table.build(None, client_sds)
+    return lambda: _cpu.read_all(t.client_address, t.layout.numel, t.layout.codes, torch.get_num_threads())
+
+
+def multiply_adds(global_sd: dict, K: int) -> Callable[[], object]:
+    """The Gram's multiply-adds on registers alone: F"""
+    D = sum(v.numel() for key, v in global_sd.items() if v.is_floating_point())
+    threads = torch.get_num_threads()
+    flops_per_iteration = _cpu.fma_peak(1, 1)
+    iterations = int(D * (K + 1) * (K + 2) / 2 * 2 / flops_per_iteration / threads) + 1
+    return lambda: _cpu.fma_peak(iterations, threads)
+
+
+def peak_extra_memory(job: Callable[[], object]) -> int | None:
+    """Bytes by which the resident set grew at most while the job ran; None where the system cannot tell."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for itself would hide what the job needs
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # resets the high-water mark
+        before = _status("VmRSS")
+        result = job()
+        peak = _status("VmHWM")
+        del result
+        return max(peak - before, 0)
+    except (OSError, AttributeError):
+        return None
+
+
+def _status(name: str) -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name + ":"))
+
+
+def cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return "unknown CPU"

@@ -1,0 +1,146 @@
+// Weighted sums. Included by kernels-inl.h inside the level's namespace.
+
+// `lanes` elements of type S as accumulators: one float32 vector, or two float64 ones
+template <class S> struct Mixing {  // 16-bit floats
+  using A = VF;
+  static constexpr int parts = 1;
+  static void load(const S* p, A* v) { v[0] = load_float(p); }
+  static void store(S* p, const A* v, bool) { store_float(p, v[0]); }
+  static A broadcast(double w) { return A{} + float(w); }
+};
+template <> struct Mixing<float> {
+  using A = VD;
+  static constexpr int parts = 2;
+  static void load(const float* p, A* v) {
+    v[0] = widen(load_raw<HalfVF>(p));
+    v[1] = widen(load_raw<HalfVF>(p + lanes / 2));
+  }
+  static void store(float* p, const A* v, bool stream) {
+    HalfVF lo = __builtin_convertvector(v[0], HalfVF), hi = __builtin_convertvector(v[1], HalfVF);
+    VF both;
+    __builtin_memcpy(&both, &lo, sizeof lo);
+    __builtin_memcpy((char*)&both + sizeof lo, &hi, sizeof hi);
+    stream ? store_stream(p, both) : store_raw(p, both);
+  }
+  static A broadcast(double w) { return A{} + w; }
+};
+template <> struct Mixing<double> {
+  using A = VD;
+  static constexpr int parts = 2;
+  static void load(const double* p, A* v) { v[0] = load_raw<VD>(p), v[1] = load_raw<VD>(p + lanes / 2); }
+  static void store(double* p, const A* v, bool stream) {
+    for (int i = 0; i < 2; ++i) stream ? store_stream(p + i * (lanes / 2), v[i]) : store_raw(p + i * (lanes / 2), v[i]);
+  }
+  static A broadcast(double w) { return A{} + w; }
+};
+
+// MB outputs, EV * lanes elements from `at`: every client is added in order, by fused multiply-add
+template <class S, int MB, int EV> inline void mix_step(const MixChunk& p, int64_t m, int64_t at, bool stream) {
+  using X = Mixing<S>;
+  constexpr int P = X::parts;
+  typename X::A acc[MB][EV * P] = {};
+  for (int64_t k = 0; k < p.clients; ++k) {
+    const S* src = (const S*)p.client[k] + at;
+    typename X::A w[MB];
+    unroll<MB>([&](auto b) INLINE_LAMBDA { w[b] = X::broadcast(p.weights[(m + b) * p.clients + k]); });
+    unroll<EV>([&](auto v) INLINE_LAMBDA {
+      typename X::A x[P];
+      X::load(src + v * lanes, x);
+      unroll<MB * P>([&](auto i) INLINE_LAMBDA {
+        constexpr int b = i / P, part = i % P;
+        acc[b][v * P + part] = fma(x[part], w[b], acc[b][v * P + part]);
+      });
+    });
+  }
+  unroll<MB * EV>([&](auto i) INLINE_LAMBDA {
+    constexpr int b = i / EV, v = i % EV;
+    X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
+  });
+}
+
+// acc[0..n) += (or =, FIRST) the elements from `at` of NK clients from k on; n is a multiple of lanes
+template <class S, int NK, bool FIRST>
+inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+  using X = Mixing<S>;
+  constexpr int P = X::parts;
+  const S* src[NK];
+  typename X::A w[NK];
+  unroll<NK>([&](auto i) INLINE_LAMBDA {
+    src[i] = (const S*)p.client[k + i] + at;
+    w[i] = X::broadcast(p.weights[k + i]);
+  });
+  for (int64_t e = 0; e < n; e += lanes, acc += P) {
+    typename X::A sum[P] = {};
+    if (!FIRST) unroll<P>([&](auto i) INLINE_LAMBDA { sum[i] = acc[i]; });
+    unroll<NK>([&](auto i) INLINE_LAMBDA {
+      typename X::A x[P];
+      X::load(src[i] + e, x);
+      unroll<P>([&](auto v) INLINE_LAMBDA { sum[v] = fma(x[v], w[i], sum[v]); });
+    });
+    unroll<P>([&](auto i) INLINE_LAMBDA { acc[i] = sum[i]; });
+  }
+}
+
+// One output. Clients are read a page at a time, four at once: as many streams as the hardware prefetcher keeps up
+// with. Reading all K side by side instead takes twice as long (K = 20, Zen 3).
+template <class S> void mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
+  using X = Mixing<S>;
+  typename X::A acc[page_elements / lanes * X::parts];
+  int64_t k = 0;
+  p.clients >= 4 ? mix_rows<S, 4, true>(p, 0, at, n, acc) : mix_rows<S, 1, true>(p, 0, at, n, acc);
+  for (k = p.clients >= 4 ? 4 : 1; k + 4 <= p.clients; k += 4) mix_rows<S, 4, false>(p, k, at, n, acc);
+  for (; k < p.clients; ++k) mix_rows<S, 1, false>(p, k, at, n, acc);
+  S* out = (S*)p.out[0] + at;
+  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) X::store(out + e, acc + v, stream);
+}
+
+template <class S> void mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
+  using X = Mixing<S>;
+  for (int64_t m = 0; m < p.outputs; ++m) {
+    typename X::A acc[X::parts] = {}, x[X::parts];
+    S padded[lanes] = {};
+    for (int64_t k = 0; k < p.clients; ++k) {
+      __builtin_memcpy(padded, (const S*)p.client[k] + at, sizeof(S) * n);
+      X::load(padded, x);
+      for (int v = 0; v < X::parts; ++v) acc[v] = fma(x[v], X::broadcast(p.weights[m * p.clients + k]), acc[v]);
+    }
+    X::store(padded, acc, false);
+    __builtin_memcpy((S*)p.out[m * p.out_stride] + at, padded, sizeof(S) * n);
+  }
+}
+
+template <class S> void mix(const MixChunk& p) {
+  constexpr int EV = Mixing<S>::parts == 1 ? 2 : 1;  // four outputs at a time: 8 accumulators
+  int64_t end = p.begin + p.count;
+  bool stream = p.streaming;
+  for (int64_t m = 0; m < p.outputs && stream; ++m)
+    stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
+  int64_t at = p.begin;
+  while (at + lanes <= end) {  // several outputs: a page of every client stays in cache for all of them
+    int64_t stop = at + least(page_elements, (end - at) / lanes * lanes), m = 0;
+    if (p.outputs == 1) mix_one<S>(p, at, stop - at, stream), m = 1;
+    for (; m + 4 <= p.outputs; m += 4) {
+      int64_t e = at;
+      for (; e + EV * lanes <= stop; e += EV * lanes) mix_step<S, 4, EV>(p, m, e, stream);
+      for (; e < stop; e += lanes) mix_step<S, 4, 1>(p, m, e, stream);
+    }
+    for (; m < p.outputs; ++m)
+      for (int64_t e = at; e < stop; e += lanes) mix_step<S, 1, 1>(p, m, e, stream);
+    at = stop;
+  }
+  if (at < end) mix_tail<S>(p, at, end - at);
+  if (stream) stream_fence();
+}
+
+void mix_any(const MixChunk& p) {
+  switch (p.dtype) {
+    case F32:
+      return mix<float>(p);
+    case BF16:
+      return mix<bf16>(p);
+    case F16:
+      return mix<f16>(p);
+    default:
+      return mix<double>(p);
+  }
+}
