@@ -14,7 +14,7 @@ a few small steps from the data shares, not an argmin.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -229,34 +229,47 @@ def softmax(T: np.ndarray) -> np.ndarray:
 
 def objective(C: np.ndarray, numel, lam: np.ndarray, variant: str, reg: str | None) -> tuple[np.ndarray, np.ndarray]:
     """loss [] or [L], and its gradient in lam"""
-    c, b, G = C[..., :1, 0], C[..., 0, 1:], C[..., 1:, 1:]
-    squares = np.einsum("...kk->...k", G)
-    Gl = (G @ lam[..., None])[..., 0]
-    q = (lam * Gl).sum(-1, keepdims=True)  # ||sum lam d||^2
-    scale = squares + q
-    apart = squares - 2 * Gl + q  # ||d_k - sum lam d||^2, zero below what float64 can tell from zero
-    distance = np.sqrt(np.where(apart > 1e-15 * scale, apart, 0))
-    pull = _ratio(lam, distance)  # [.., K]
-    loss = (lam * distance).sum(-1)
-    gradient = distance + Gl * pull.sum(-1, keepdims=True) - (G @ pull[..., None])[..., 0]
-    if reg is None:
-        return loss, gradient
-    if variant == "released":
-        if reg == "cos":
-            r = _one_minus_cosine(c, b, squares, 1.0)
-        else:
-            r = squares / np.maximum(np.asarray(numel)[..., None], 1)
-        return loss + (lam * r).sum(-1), gradient + r
-    s = lam.sum(-1, keepdims=True)
-    a = (lam * b).sum(-1, keepdims=True)  # <sum lam d, g>
-    if reg == "euc":
-        e = s - 1  # sum lam w - g = e g + sum lam d
-        r = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
-        return loss + r[..., 0], gradient + _ratio(e * c + a + e * b + Gl, r)
-    r = _one_minus_cosine(c, a, q, s)
-    length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
-    slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
-    return loss + r[..., 0], gradient - _ratio(slope, length**3 * np.sqrt(c))
+    return _objective(C, numel, variant, reg)(lam, True)
+
+
+def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[[np.ndarray, bool], tuple]:
+    """(lam, want_loss) -> (loss, gradient), with all that does not depend on lam worked out once"""
+    c, b, G = C[..., :1, 0], C[..., 0, 1:], np.ascontiguousarray(C[..., 1:, 1:])
+    squares = np.einsum("...kk->...k", G).copy()
+    r = np.zeros_like(squares)  # what "released" adds, linear in lam
+    if variant == "released" and reg == "cos":
+        r = _one_minus_cosine(c, b, squares, 1.0)
+    elif variant == "released" and reg == "euc":
+        r = squares / np.maximum(np.asarray(numel)[..., None], 1)
+
+    def deviation(lam, want_loss):
+        Gl = _matvec(G, lam)
+        q = _dot(lam, Gl)  # ||sum lam d||^2
+        apart = squares - 2 * Gl + q  # ||d_k - sum lam d||^2, zero below what float64 can tell from zero
+        distance = np.sqrt(np.where(apart > 1e-15 * (squares + q), apart, 0))
+        pull = _ratio(lam, distance)
+        cost = distance + r
+        gradient = cost + Gl * pull.sum(-1, keepdims=True) - _matvec(G, pull)
+        return _dot(lam, cost) if want_loss else None, gradient, Gl, q
+
+    def released(lam, want_loss):
+        loss, gradient, _, _ = deviation(lam, want_loss)
+        return loss[..., 0] if want_loss else None, gradient
+
+    def paper(lam, want_loss):
+        loss, gradient, Gl, q = deviation(lam, want_loss)
+        s = lam.sum(-1, keepdims=True)
+        a = _dot(lam, b)  # <sum lam d, g>
+        if reg == "euc":
+            e = s - 1  # sum lam w - g = e g + sum lam d
+            length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
+            return (loss + length)[..., 0] if want_loss else None, gradient + _ratio(e * c + a + e * b + Gl, length)
+        length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
+        slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
+        loss = (loss + _one_minus_cosine(c, a, q, s))[..., 0] if want_loss else None
+        return loss, gradient - _ratio(slope, length**3 * np.sqrt(c))
+
+    return released if variant == "released" or reg is None else paper
 
 
 def _one_minus_cosine(c, a, q, s):
@@ -267,26 +280,35 @@ def _one_minus_cosine(c, a, q, s):
     return np.where(lengths == 0, 1.0, np.where(dot > 0, small, 2 - small))
 
 
+def _matvec(A, x):
+    return A @ x if x.ndim == 1 else (A @ x[..., None])[..., 0]
+
+
+def _dot(x, y):  # over clients, kept as a last dimension of 1
+    return (x * y).sum(-1, keepdims=True)
+
+
 def _ratio(a, b):
     """a / b, and 0 where b is 0"""
-    a, b = np.broadcast_arrays(a, b)
-    return np.divide(a, b, out=np.zeros_like(a, dtype=np.float64), where=b != 0)
+    zero = b == 0
+    return np.where(zero, 0.0, a / (b + zero))
 
 
 def solve(gram: Gram, T: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray]:
     """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
-    C, numel = gram.matrix.cpu().numpy(), gram.numel.numpy()
+    f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg)
     lr = o.lr if o.lr is not None else 1e-3 if o.optimizer == "adam" else 1e-2
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
     lam = softmax(T)
     for step in range(1, o.steps + 1):
         lam = softmax(T)
-        _, v = objective(C, numel, lam, o.variant, o.reg)
-        g = lam * (v - (lam * v).sum(-1, keepdims=True))
+        _, v = f(lam, False)
+        g = lam * (v - _dot(lam, v))
         if o.optimizer == "adam":
             first = 0.5 * first + 0.5 * g
             second = 0.999 * second + 0.001 * g * g
-            T -= lr * (first / (1 - 0.5**step)) / (np.sqrt(second) / np.sqrt(1 - 0.999**step) + 1e-8)
+            scale = (1 - 0.999**step) ** 0.5
+            T -= lr / (1 - 0.5**step) * first / (np.sqrt(second) / scale + 1e-8)
         else:
             g = g + 5e-4 * T
             first = g if step == 1 else 0.9 * first + g
