@@ -10,17 +10,22 @@ from fastagg.backends import set_backend
 from fastagg.core import client_vectors, gram, gram_mix, mix
 from fastagg.gram import Gram
 from fastagg.info import info
-from fastagg.methods.fedavg import fedavg
+from fastagg.methods.fedavg import FedAvg, fedavg
 from fastagg.methods.fedawa import FedAWA, fedawa, fedawa_objective
+from fastagg.methods.simprox import SimProx, simprox
+from fastagg.registry import aggregator, methods
 from fastagg.result import Result
 from fastagg.table import InputError
 
 __version__ = _version("fastagg")
 __all__ = [
     "FedAWA",
+    "FedAvg",
     "Gram",
     "InputError",
     "Result",
+    "SimProx",
+    "aggregator",
     "client_vectors",
     "fedavg",
     "fedawa",
@@ -28,6 +33,8 @@ __all__ = [
     "gram",
     "gram_mix",
     "info",
+    "methods",
     "mix",
     "set_backend",
+    "simprox",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -91,6 +91,11 @@ class Table:
     @property
     def K(self) -> int:
         return len(self.clients)
+
+    def with_center_as_client(self) -> Table:
+        """The same table with the global model as one more client, the last."""
+        address = np.concatenate([self.client_address, self.center_address[:, None]], axis=1)
+        return replace(self, clients=[*self.clients, self.center], client_address=address, client_ids=None)
 
     @property
     def T(self) -> int:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-
-from fastagg import core
-from fastagg import table as tables
-from fastagg.methods.common import data_shares
+from fastagg.methods.common import Aggregator, Cohort, describe, function_of
 from fastagg.result import Result
-from fastagg.table import StateDict
 
 
-def fedavg(
-    global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes=None, *, out: StateDict | None = None
-) -> Result:
-    """The weighted mean of the client models. One read of the clients.
+@dataclass(kw_only=True, eq=False)
+class FedAvg(Aggregator):
+    """The mean of the client models, weighted by how much data each has (sizes; default: equal). One read.
 
-    global_sd   the model they started from: only its form is checked; None is accepted
-    sizes       how much data each client has (default: equal)
-    out         a former result, written in place
+    out   a former result, written in place
     """
-    table = tables.build(global_sd, client_sds)
-    weights = data_shares(sizes, table.K)
-    result = core.mix_of(table, weights[None, None], core.rows(table, False), out)[0]
-    result.weights = torch.from_numpy(weights)
-    return result
+
+    name = "fedavg"
+    paper = "McMahan et al., AISTATS 2017"
+    needs_global = False  # None is accepted; otherwise its form is checked
+
+    def round(self, cohort: Cohort, out) -> Result:
+        [result] = cohort.mix(cohort.n[None], out=out)
+        return describe(result, cohort, cohort.n)
+
+
+fedavg = function_of(FedAvg)

@@ -14,57 +14,35 @@ a few small steps from the data shares, not an argmin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastagg import core
-from fastagg import table as tables
-from fastagg.core import Layers, Params
 from fastagg.gram import Gram
-from fastagg.methods.common import check_client_ids, data_shares, float64, scaled_rows
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_choice,
+    check_client_ids,
+    check_number,
+    describe,
+    float64,
+    function_of,
+    ratio,
+)  # fmt: skip
 from fastagg.result import Result
-from fastagg.table import InputError, StateDict, Table
+from fastagg.table import InputError
 
 VARIANTS = ("released", "paper", "cos")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of fedawa and FedAWA, checked."""
-
-    variant: str = "released"
-    steps: int = 1
-    lr: float | None = None
-    optimizer: str = "adam"
-    reg: str | None = "cos"
-    gamma: float = 1.0
-    layerwise: bool = False
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("variant", VARIANTS), ("optimizer", ("adam", "sgd")), ("reg", ("cos", "euc", None))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, allowed))}")
-        if not isinstance(self.steps, Integral) or isinstance(self.steps, bool) or self.steps < 0:
-            raise ValueError(f"steps={self.steps!r}: expected an integer >= 0")
-        if self.lr is not None and not (isinstance(self.lr, Real) and 0 < self.lr < float("inf")):
-            raise ValueError(f"lr={self.lr!r}: expected a number > 0")
-        if not (isinstance(self.gamma, Real) and np.isfinite(self.gamma)):
-            raise ValueError(f"gamma={self.gamma!r}: expected a finite number")
-        if not isinstance(self.layerwise, bool | np.bool_):
-            raise ValueError(f"layerwise={self.layerwise!r}: expected True or False")
-
-
-def fedawa(
-    global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, *, variant: str = "released", steps: int = 1,
-    lr: float | None = None, optimizer: str = "adam", reg: str | None = "cos", gamma: float = 1.0,
-    layerwise: bool = False, logits=None, params: Params = None, layers: Layers = None, out: StateDict | None = None,
-) -> Result:  # fmt: skip
-    """One round of FedAWA.
+@dataclass(kw_only=True, eq=False)
+class FedAWA(Aggregator):
+    """Weights learned from how the client vectors lie to each other, over rounds.
 
     variant     "released": what the authors' code does and their tables show. The regulariser is sum_k lam_k r_k with
                 r_k = 1 - cos(g, w_k); logits start at the data shares; the aggregate uses the weights from before the
@@ -77,96 +55,117 @@ def fedawa(
     reg         "cos", "euc" (squared distance per element; the plain distance in "paper") or None
     gamma       scales the aggregated parameters (not the buffers)
     layerwise   FedAWA-L: weights of its own for every layer
-    logits      where to start: a former result's .logits, [K] or [L, K]; FedAWA carries them for you
+    logits      of one round: where to start, [K] or [L, K], a former result's .logits; default: what is remembered
     params, layers, out   as in fastagg.gram and fastagg.mix
 
-    The result has .weights ([K], or [L, K] with .layers), .gram and .logits.
-    """
-    options = Options(variant, steps, lr, optimizer, reg, gamma, layerwise)
-    table = tables.build(core.need_global(global_sd), client_sds, params=params, layers=layers)
-    n = data_shares(sizes, table.K)
-    start = first_logits(n, options, len(table.layout.layers))
-    if logits is not None:
-        given = float64(logits)
-        if given.shape != start.shape:
-            raise InputError(f"logits have shape {given.shape}, expected {start.shape}")
-        if not np.isfinite(given).all():
-            raise InputError("logits are not finite")
-        start = given
-    return _aggregate(table, n, start, options, out)
-
-
-class FedAWA:
-    """FedAWA over rounds: the logits of each client id are carried from round to round, also past rounds it misses.
-
-    >>> aggregator = fastagg.FedAWA(layerwise=True)
-    >>> global_sd = aggregator.aggregate(global_sd, client_sds, sizes, client_ids=["hospital-3", "hospital-7"])
-
-    Options are those of fastagg.fedawa. state_dict() and load_state_dict() let a server resume after a crash.
-    A round that raises leaves the state as it was.
+    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. The aggregator remembers the logits of
+    each client id, also past rounds it misses; state_dict() and load_state_dict() let a server resume after a crash.
+    A round that raises leaves the memory as it was.
     """
 
-    def __init__(self, *, params: Params = None, layers: Layers = None, **options: Any) -> None:
-        self.options = Options(**options)
-        self._form = {"params": params, "layers": layers}
-        self._logits: dict[Any, np.ndarray] = {}  # client id -> [] or [L]
-        self._layers: tuple[str, ...] | None = None
+    name = "fedawa"
+    paper = "Shi et al., CVPR 2025"
+    round_info = ("logits",)
 
-    def aggregate(
-        self, global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, client_ids=None, *,
-        out: StateDict | None = None,
-    ) -> Result:  # fmt: skip
-        """One round. client_ids names the clients over rounds (default: their positions 0, 1, ...)."""
-        client_sds = list(client_sds)
-        ids = check_client_ids(client_ids, len(client_sds))
-        table = tables.build(core.need_global(global_sd), client_sds, client_ids=ids, **self._form)
-        layers = table.layout.layers if self.options.layerwise else None
+    variant: str = "released"
+    steps: int = 1
+    lr: float | None = None
+    optimizer: str = "adam"
+    reg: str | None = "cos"
+    gamma: float = 1.0
+    layerwise: bool = False
+    _logits: dict[Any, np.ndarray] = field(init=False, default_factory=dict, repr=False)  # client id -> [] or [L]
+    _layers: tuple[str, ...] | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("fedawa", "variant", self.variant, VARIANTS)
+        check_choice("fedawa", "optimizer", self.optimizer, ("adam", "sgd"))
+        check_choice("fedawa", "reg", self.reg, ("cos", "euc", None))
+        if not isinstance(self.layerwise, bool | np.bool_):
+            raise ValueError(f"fedawa: layerwise={self.layerwise!r}; expected True or False")
+        if not isinstance(self.steps, Integral) or isinstance(self.steps, bool) or self.steps < 0:
+            raise ValueError(f"fedawa: steps={self.steps!r}; expected an integer >= 0")
+        if self.lr is not None:
+            check_number("fedawa", "lr", self.lr, 0, float("inf"), strict=True)
+        check_number("fedawa", "gamma", self.gamma, -float("inf"), float("inf"))
+
+    def round(self, cohort: Cohort, out, logits=None) -> Result:
+        layers = cohort.table.layout.layers if self.layerwise else None
         if self._logits and layers != self._layers:
             raise InputError(f"the model's layers are {layers}, but this aggregator carries logits for {self._layers}")
-        n = data_shares(sizes, table.K)
-        start = first_logits(n, self.options, len(table.layout.layers))
-        for k, name in enumerate(ids):
+        start = self._start(cohort, logits)
+        known = self.variant == "released" and self.steps <= 1  # this round's weights do not depend on its Gram
+        if known:
+            weights = softmax(start)
+            result = self._mix(cohort, weights, out, with_gram=True)
+            after = solve(cohort.gram(self.layerwise), start, self)[1] if self.steps else start
+        else:
+            gram = cohort.gram(self.layerwise)
+            if self.variant == "cos":
+                weights, after = cosine_weights(gram.matrix.cpu().numpy(), cohort.n), None
+            else:
+                weights, after = solve(gram, start, self)
+            result = self._mix(cohort, weights, out)
+        if after is not None:
+            self._logits.update((name, after[..., k].copy()) for k, name in enumerate(cohort.ids))
+            self._layers = layers
+            after = torch.from_numpy(after)
+        return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
+
+    def _start(self, cohort: Cohort, given) -> np.ndarray:
+        """Logits to start from: those given, those remembered, or the method's first"""
+        n = cohort.n
+        start = n if self.variant == "released" else np.log(np.maximum(n, 1e-300))  # a share of 0 has no finite log
+        start = np.tile(start, (len(cohort.table.layout.layers), 1)) if self.layerwise else start.copy()
+        if given is not None:
+            given = float64(given)
+            if given.shape != start.shape:
+                raise InputError(f"logits have shape {given.shape}, expected {start.shape}")
+            if not np.isfinite(given).all():
+                raise InputError("logits are not finite")
+            return given
+        for k, name in enumerate(cohort.ids):
             if name in self._logits:
                 start[..., k] = self._logits[name]
-        result = _aggregate(table, n, start, self.options, out)
-        if result.logits is not None:
-            carried = result.logits.numpy()
-            self._logits.update((name, carried[..., k].copy()) for k, name in enumerate(ids))
-            self._layers = layers
+        return start
+
+    def _mix(self, cohort: Cohort, weights: np.ndarray, out, with_gram: bool = False) -> Result:
+        w = weights[..., None, :]
+        [result] = cohort.mix(self.gamma * w, layerwise=self.layerwise, buffers=w, out=out, with_gram=with_gram)
         return result
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: strings, lists and one float64 tensor [clients] or [clients, L]."""
         return {
-            "method": "fedawa",
-            "variant": self.options.variant,
+            "method": self.name,
+            "variant": self.variant,
             "layers": None if self._layers is None else list(self._layers),
             "client_ids": list(self._logits),
             "logits": torch.tensor(np.array(list(self._logits.values()), dtype=np.float64)),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state_dict(); one that does not fit raises and changes nothing."""
-        if not isinstance(state, Mapping) or {"method", "variant", "layers", "client_ids", "logits"} - set(state):
-            raise InputError("FedAWA state: expected what state_dict() returned")
-        for name, mine in (("method", "fedawa"), ("variant", self.options.variant)):
-            if state[name] != mine:
-                raise InputError(f"FedAWA state: {name} is {state[name]!r}, this aggregator's is {mine!r}")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state, ("variant", "layers", "client_ids", "logits"))
+        if state["variant"] != self.variant:
+            raise InputError(f"fedawa state: variant is {state['variant']!r}, this aggregator's is {self.variant!r}")
         try:
             layers = None if state["layers"] is None else tuple(state["layers"])
             ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
             logits = float64(state["logits"])
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"FedAWA state: {error}") from error
-        if ids and (layers is not None) != self.options.layerwise:
-            raise InputError(f"FedAWA state: layers are {layers}, but layerwise={self.options.layerwise}")
+            raise InputError(f"fedawa state: {error}") from error
+        if ids and (layers is not None) != self.layerwise:
+            raise InputError(f"fedawa state: layers are {layers}, but layerwise={self.layerwise}")
         expected = (len(ids),) if layers is None else (len(ids), len(layers))
         if logits.shape != expected:
-            raise InputError(f"FedAWA state: logits have shape {logits.shape}, expected {expected}")
+            raise InputError(f"fedawa state: logits have shape {logits.shape}, expected {expected}")
         if not np.isfinite(logits).all():
-            raise InputError("FedAWA state: logits are not finite")
+            raise InputError("fedawa state: logits are not finite")
         self._logits = dict(zip(ids, logits, strict=True))
         self._layers = layers
+
+
+fedawa = function_of(FedAWA)
 
 
 def fedawa_objective(
@@ -177,9 +176,8 @@ def fedawa_objective(
     weights are [K] or [L, K] and need not sum to 1. In the logits T of weights = softmax(T) the gradient is
     weights * (gradient - (weights * gradient).sum()).
     """
-    Options(variant=variant, reg=reg)
-    if variant == "cos":
-        raise ValueError("variant='cos' has no objective")
+    check_choice("fedawa_objective", "variant", variant, ("released", "paper"))
+    check_choice("fedawa_objective", "reg", reg, ("cos", "euc", None))
     C = gram.matrix.cpu().numpy()
     given, expected = float64(weights), (*C.shape[:-2], gram.K)
     if given.shape not in (expected, (gram.K,)):
@@ -188,38 +186,7 @@ def fedawa_objective(
     return torch.as_tensor(loss), torch.from_numpy(gradient)
 
 
-def _aggregate(table: Table, n: np.ndarray, start: np.ndarray, o: Options, out: StateDict | None) -> Result:
-    known = o.variant == "released" and o.steps <= 1  # the weights of this round do not depend on this round's Gram
-    logits = start
-    if known:
-        weights = softmax(start)
-        scaled, row = scaled_rows(table, weights, o.gamma)
-        gram, [result] = core.gram_mix_of(table, o.layerwise, scaled, row, out)
-        core.check_finite(table, gram)
-        if o.steps:
-            _, logits = solve(gram, start, o)
-    else:
-        gram = core.gram_of(table, o.layerwise)
-        core.check_finite(table, gram)
-        if o.variant == "cos":
-            weights, logits = cosine_weights(gram.matrix.cpu().numpy(), n), None
-        else:
-            weights, logits = solve(gram, start, o)
-        scaled, row = scaled_rows(table, weights, o.gamma)
-        [result] = core.mix_of(table, scaled, row, out)
-    result.gram = gram
-    result.weights = torch.from_numpy(weights)
-    result.layers = table.layout.layers if o.layerwise else None
-    result.logits = None if logits is None else torch.from_numpy(logits)
-    return result
-
-
 # Below, K-by-K arithmetic in float64: C is [K+1, K+1] or [L, K+1, K+1]; lam (weights) and T (logits) are [K] or [L, K].
-
-
-def first_logits(n: np.ndarray, o: Options, layers: int) -> np.ndarray:
-    start = n if o.variant == "released" else np.log(np.maximum(n, 1e-300))  # a share of 0 has no finite log
-    return np.tile(start, (layers, 1)) if o.layerwise else start.copy()
 
 
 def softmax(T: np.ndarray) -> np.ndarray:
@@ -247,7 +214,7 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
         q = _dot(lam, Gl)  # ||sum lam d||^2
         apart = squares - 2 * Gl + q  # ||d_k - sum lam d||^2, zero below what float64 can tell from zero
         distance = np.sqrt(np.where(apart > 1e-15 * (squares + q), apart, 0))
-        pull = _ratio(lam, distance)
+        pull = ratio(lam, distance)
         cost = distance + r
         gradient = cost + Gl * pull.sum(-1, keepdims=True) - _matvec(G, pull)
         return _dot(lam, cost) if want_loss else None, gradient, Gl, q
@@ -263,11 +230,11 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
         if reg == "euc":
             e = s - 1  # sum lam w - g = e g + sum lam d
             length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
-            return (loss + length)[..., 0] if want_loss else None, gradient + _ratio(e * c + a + e * b + Gl, length)
+            return (loss + length)[..., 0] if want_loss else None, gradient + ratio(e * c + a + e * b + Gl, length)
         length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
         slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
         loss = (loss + _one_minus_cosine(c, a, q, s))[..., 0] if want_loss else None
-        return loss, gradient - _ratio(slope, length**3 * np.sqrt(c))
+        return loss, gradient - ratio(slope, length**3 * np.sqrt(c))
 
     return released if variant == "released" or reg is None else paper
 
@@ -276,7 +243,7 @@ def _one_minus_cosine(c, a, q, s):
     """1 - cos(g, s g + d) with c = ||g||^2, a = <g, d>, q = ||d||^2; without cancellation when d is small"""
     dot = s * c + a
     lengths = np.sqrt(np.maximum(c * (s * s * c + 2 * s * a + q), 0))
-    small = _ratio(np.maximum(c * q - a * a, 0), lengths * (lengths + np.abs(dot)))
+    small = ratio(np.maximum(c * q - a * a, 0), lengths * (lengths + np.abs(dot)))
     return np.where(lengths == 0, 1.0, np.where(dot > 0, small, 2 - small))
 
 
@@ -288,13 +255,7 @@ def _dot(x, y):  # over clients, kept as a last dimension of 1
     return (x * y).sum(-1, keepdims=True)
 
 
-def _ratio(a, b):
-    """a / b, and 0 where b is 0"""
-    zero = b == 0
-    return np.where(zero, 0.0, a / (b + zero))
-
-
-def solve(gram: Gram, T: np.ndarray, o: Options) -> tuple[np.ndarray, np.ndarray]:
+def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]:
     """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
     f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg)
     lr = o.lr if o.lr is not None else 1e-3 if o.optimizer == "adam" else 1e-2
@@ -321,6 +282,6 @@ def cosine_weights(C: np.ndarray, n: np.ndarray) -> np.ndarray:
     G = C[..., 1:, 1:]
     along = G @ n
     norms = np.sqrt(np.maximum(np.einsum("...kk->...k", G) * (along * n).sum(-1, keepdims=True), 0))
-    w = np.maximum(_ratio(along, norms), 0)
+    w = np.maximum(ratio(along, norms), 0)
     total = w.sum(-1, keepdims=True)
-    return np.where(total > 0, _ratio(w, total), n)
+    return np.where(total > 0, ratio(w, total), n)
