@@ -14,7 +14,7 @@ from fastagg.methods.fedavg import FedAvg, fedavg
 from fastagg.methods.fedawa import FedAWA, fedawa, fedawa_objective
 from fastagg.methods.simprox import SimProx, simprox
 from fastagg.registry import aggregator, methods
-from fastagg.result import Result
+from fastagg.result import Result, Results
 from fastagg.table import InputError
 
 __version__ = _version("fastagg")
@@ -24,6 +24,7 @@ __all__ = [
     "Gram",
     "InputError",
     "Result",
+    "Results",
     "SimProx",
     "aggregator",
     "client_vectors",

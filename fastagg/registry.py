@@ -15,6 +15,7 @@ class Method:
     name: str
     description: str
     paper: str
+    gives: str
     options: tuple[str, ...]
     round_info: tuple[str, ...]
 
@@ -29,6 +30,7 @@ def methods() -> list[Method]:
             name,
             (cls.__doc__ or "").strip().splitlines()[0],
             cls.paper,
+            cls.gives,
             tuple(f.name for f in option_fields(cls)),
             cls.round_info,
         )

@@ -51,6 +51,21 @@ class Result(dict):
         return f"Result({len(self)} tensors, weights={self.weights})"
 
 
+class Results(list):
+    """Several state dicts of one round, each a Result: a model per client, or per cluster.
+
+    mixing     [M, K]: model m is sum_k mixing[m, k] w_k; [L, M, K] when it differs by layer
+    layers     names of the L layers when mixing differs by layer, else None
+    gram       the Gram, where the method computed one, else None
+    clusters   for methods that group clients: a list of lists of client ids, model m is that of clusters[m]
+    """
+
+    mixing: torch.Tensor | None = None
+    layers: tuple[str, ...] | None = None
+    gram: Gram | None = None
+    clusters: list[list[Any]] | None = None
+
+
 def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
     """[M][T] fresh tensors in the form of the table's."""
     like = table.clients[0]

@@ -20,7 +20,7 @@ from fastagg import core
 from fastagg import table as tables
 from fastagg.core import Layers, Params
 from fastagg.gram import Gram
-from fastagg.result import Result
+from fastagg.result import Result, Results
 from fastagg.table import InputError, StateDict, Table
 
 
@@ -85,6 +85,7 @@ class Aggregator:
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
+    gives: ClassVar[str] = "global"  # or "personalised": a model per client, or "clusters"
     round_info: ClassVar[tuple[str, ...]] = ()  # what aggregate() takes besides models and sizes
     needs_global: ClassVar[bool] = True
 
@@ -151,7 +152,7 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Result]:
 
     def function(global_sd, client_sds, sizes=None, *, out=None, **options):
         info = {key: options.pop(key) for key in cls.round_info if key in options}
-        return make(cls, options).aggregate(global_sd, client_sds, sizes, out=out, **info)
+        return make(cls, options, cls.round_info).aggregate(global_sd, client_sds, sizes, out=out, **info)
 
     P = inspect.Parameter
     head = [P(name, P.POSITIONAL_OR_KEYWORD) for name in ("global_sd", "client_sds")]
@@ -171,8 +172,8 @@ def option_fields(cls: type[Aggregator]) -> list[dataclasses.Field]:
     return sorted((f for f in dataclasses.fields(cls) if f.init), key=lambda f: f.name in shared)
 
 
-def make(cls: type[Aggregator], options: dict[str, Any]) -> Aggregator:
-    known = [f.name for f in option_fields(cls)]
+def make(cls: type[Aggregator], options: dict[str, Any], round_info: Iterable[str] = ()) -> Aggregator:
+    known = [f.name for f in option_fields(cls)] + list(round_info)
     for unknown in options.keys() - set(known):
         raise TypeError(f"{cls.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
     return cls(**options)
@@ -242,3 +243,15 @@ def ratio(a, b):
     """a / b, and 0 where b is 0"""
     zero = b == 0
     return np.where(zero, 0.0, a / (b + zero))
+
+
+def describe_several(
+    results: list[Result], cohort: Cohort, mixing: np.ndarray, gram: Gram | None = None, **more: Any
+) -> Results:
+    """Several results, mixing [M, K] or [L, M, K], that say how they came about"""
+    several = Results(describe(r, cohort, mixing[..., m, :].copy(), gram) for m, r in enumerate(results))
+    several.mixing = torch.from_numpy(mixing)
+    several.layers = cohort.table.layout.layers if mixing.ndim == 3 else None
+    several.gram = gram
+    several.__dict__.update(more)
+    return several
