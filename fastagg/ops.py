@@ -22,6 +22,11 @@ from fastagg import backends
 from fastagg.table import DTYPE_CODE, FLOATING, InputError, Layout, Table, _checked, as_tensor
 
 
+def _op(name: str, schema: str):
+    # the schema is written out: torch 2.4 cannot read it off annotations such as list[Tensor]
+    return torch.library.custom_op(f"fastagg::{name}", mutates_args=(), schema=schema)
+
+
 def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -> Table:
     if T == 0 or not clients or len(clients) % T:
         raise InputError(f"{len(clients)} client tensors do not divide into models of {T} tensors")
@@ -64,7 +69,7 @@ def _int32(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-@torch.library.custom_op("fastagg::gram", mutates_args=())
+@_op("gram", "(Tensor[] center, Tensor[] clients, int[] layer, int layers, bool per_layer) -> Tensor")
 def gram(center: list[Tensor], clients: list[Tensor], layer: list[int], layers: int, per_layer: bool) -> Tensor:
     table = _table(center, clients, len(center))
     return backends.choose(table.device).gram(table, _int32(layer), layers, per_layer)
@@ -76,7 +81,7 @@ def _(center, clients, layer, layers, per_layer):
     return center[0].new_empty((layers if per_layer else 1, R, R), dtype=torch.float64)
 
 
-@torch.library.custom_op("fastagg::mix", mutates_args=())
+@_op("mix", "(Tensor[] clients, Tensor weights, int[] row) -> Tensor[]")
 def mix(clients: list[Tensor], weights: Tensor, row: list[int]) -> list[Tensor]:
     T = len(row)
     table = _table(None, clients, T)
@@ -90,7 +95,11 @@ def _(clients, weights, row):
     return _empty(clients, len(row), weights.shape[1])
 
 
-@torch.library.custom_op("fastagg::gram_mix", mutates_args=())
+@_op(
+    "gram_mix",
+    "(Tensor[] center, Tensor[] clients, int[] layer, int layers, bool per_layer, Tensor weights, int[] row)"
+    " -> (Tensor, Tensor[])",
+)
 def gram_mix(
     center: list[Tensor], clients: list[Tensor], layer: list[int], layers: int, per_layer: bool,
     weights: Tensor, row: list[int],
@@ -111,7 +120,7 @@ def _(center, clients, layer, layers, per_layer, weights, row):
     return matrix, _empty(clients, len(center), weights.shape[1])
 
 
-@torch.library.custom_op("fastagg::dots", mutates_args=())
+@_op("dots", "(Tensor[] left, Tensor[] clients, int[] row, int rows) -> Tensor")
 def dots(left: list[Tensor], clients: list[Tensor], row: list[int], rows: int) -> Tensor:
     T = len(row)
     table = _table(None, clients, T)
