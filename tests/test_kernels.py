@@ -182,12 +182,10 @@ def test_identical_clients_have_identical_entries_and_come_back(simd):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_16_bit_value_survives(simd, dtype):
-    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(dtype)
+    every = torch.arange(-32768, 32768).to(torch.int16).view(dtype)
     mixed = fastagg.mix([{"w": every}], [1.0])["w"]
     nan = every.isnan()
-    assert torch.equal(mixed.view(torch.uint16)[~nan], every.view(torch.uint16)[~nan]) or torch.equal(
-        mixed[~nan], every[~nan]
-    )
+    assert torch.equal(mixed[~nan], every[~nan])
     assert mixed.isnan().equal(nan)
     halves = fastagg.mix([{"w": every}], [1 / 3])["w"]  # rounding, subnormal results included
     assert torch.equal(halves[~nan], (every.double() / 3).to(dtype)[~nan])
