@@ -20,6 +20,7 @@ test: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.methods
 
 lint: $(VENV)/lint
 	$(BIN)/ruff check .

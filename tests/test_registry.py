@@ -1,0 +1,226 @@
+"""What every method promises, checked on every method there is."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from cohort import assert_same_bits, assert_unchanged, make, snapshot
+
+import fastagg
+from fastagg.methods.common import REGISTRY
+
+SHAPES = {"conv.weight": (6, 3, 3, 3), "bn.weight": (6,), "bn.bias": (6,), "fc.weight": (4, 24), "fc.bias": (4,)}
+K, CLASSES = 7, 4
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 3, bias=False)
+        self.bn = torch.nn.BatchNorm2d(6)
+        self.fc = torch.nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.bn(self.conv(x))).flatten(1))
+
+
+def proxy():
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(8, 3, 4, 4, generator=generator), torch.randint(CLASSES, (8,), generator=generator))
+        for _ in range(2)
+    ]
+
+
+OPTIONS = {"krum": {"f": 1}, "multi_krum": {"f": 1}, "fedlaw": {"model": Net(), "epochs": 3, "progress": False}}
+
+
+def round_info(name, clients=K):
+    generator = torch.Generator().manual_seed(9)
+    shares = torch.rand(clients, CLASSES, generator=generator, dtype=torch.float64) + 0.1
+    return {
+        "feddisco": {"label_dist": shares},
+        "cwfedavg": {"class_dist": shares},
+        "fednova": {"local_steps": list(range(1, clients + 1))},
+        "fedlaw": {"proxy": proxy()},
+    }.get(name, {})
+
+
+def cohort(clients=K, seed=0, scale=1e-2):
+    g, sds = make(clients, SHAPES, seed=seed, scale=scale)
+    for k, sd in enumerate((g, *sds)):
+        sd["bn.running_mean"] = 0.1 * k * torch.ones(6)
+        sd["bn.running_var"] = 1 + 0.1 * torch.arange(6.0) + 0.01 * k
+        sd["bn.num_batches_tracked"] = torch.tensor(10 + k)
+    return g, sds
+
+
+def run(name, g, clients, sizes=None, *, ids=None, info=None, server=None, **more):
+    server = server or fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    info = round_info(name, len(clients)) if info is None else info
+    return server.aggregate(g, clients, sizes, ids, **info, **more)
+
+
+def models(result):
+    return list(result) if isinstance(result, list) else [result]
+
+
+METHODS = sorted(REGISTRY)
+NEEDS_MANY = {"krum", "multi_krum"}  # K >= 2 f + 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round(name):
+    g, clients = cohort()
+    before = snapshot(g, *clients)
+    result = run(name, g, clients, sizes=range(1, K + 1))
+    assert_unchanged([g, *clients], before)
+    for sd in models(result):
+        assert isinstance(sd, fastagg.Result)
+        assert list(sd) == list(g)
+        for key, value in sd.items():
+            assert value.dtype == g[key].dtype
+            assert value.shape == g[key].shape
+            assert torch.isfinite(value).all()
+            assert not value.requires_grad
+        assert (sd["bn.running_var"] > 0).all(), "a running variance must stay positive"
+        assert sd["bn.num_batches_tracked"] == 17
+        assert sd.weights.shape[-1] == K
+    gives = REGISTRY[name].gives
+    assert isinstance(result, list) == (gives != "global")
+    if gives == "personalised":
+        assert len(result) == K
+    if gives != "global":
+        assert result.mixing.shape[-2:] == (len(result), K)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_permuting_clients_permutes_weights(name):
+    g, clients = cohort()
+    sizes = torch.arange(1.0, K + 1)
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    info = round_info(name)
+    moved = {k: torch.as_tensor(v)[order] if k != "proxy" else v for k, v in info.items()}
+    there = run(name, g, clients, sizes, ids=list("abcdefg"))
+    back = run(name, g, [clients[k] for k in order], sizes[order], ids=["abcdefg"[k] for k in order], info=moved)
+    if REGISTRY[name].gives == "clusters":
+        assert {frozenset(c) for c in there.clusters} == {frozenset(c) for c in back.clusters}
+        return
+    if REGISTRY[name].gives == "personalised":
+        torch.testing.assert_close(back.mixing, there.mixing[..., order, :][..., order], rtol=1e-6, atol=1e-9)
+        return
+    torch.testing.assert_close(back.weights, there.weights[..., order], rtol=1e-5, atol=1e-8)
+    for key in g:
+        torch.testing.assert_close(back[key], there[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("case", ["one client", "identical", "all zero", "one zero", "huge", "tiny", "opposed"])
+def test_degenerate_cohorts_give_no_nan(name, case):
+    clients_wanted = 1 if case == "one client" and name not in NEEDS_MANY else K
+    g, clients = cohort(clients_wanted)
+    floats = [key for key in g if g[key].is_floating_point()]
+    if case == "identical":
+        clients = [copy.deepcopy(clients[2]) for _ in range(K)]
+    elif case == "all zero":
+        clients = [copy.deepcopy(g) for _ in range(K)]
+    elif case == "one zero":
+        clients[3] = copy.deepcopy(g)
+    elif case in ("huge", "tiny"):
+        scale = 1e6 if case == "huge" else 1e-20
+        g = {key: g[key] * 0 if key in floats and "running" not in key else g[key] for key in g}
+        for sd in clients:
+            for key in floats:
+                if "running" not in key:
+                    sd[key] = sd[key] * scale
+    elif case == "opposed":
+        for k, sd in enumerate(clients):
+            for key in floats:
+                if "running" not in key:
+                    sd[key] = g[key] + (1 if k % 2 else -1) * (clients[0][key] - g[key]) * (1 + 0.1 * k)
+    result = run(name, g, clients)
+    for sd in models(result):
+        assert torch.isfinite(sd.weights).all()
+        for key in floats:
+            assert torch.isfinite(sd[key]).all(), key
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_server_resumes_where_it_stopped(name):
+    ids = [f"c{k}" for k in range(K)]
+    rounds = [cohort(seed=seed) for seed in range(3)]
+    steady, stopped = (fastagg.aggregator(name, **OPTIONS.get(name, {})) for _ in range(2))
+    for g, clients in rounds[:2]:
+        run(name, g, clients, ids=ids, server=steady)
+        run(name, g, clients, ids=ids, server=stopped)
+    resumed = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
+    g, clients = rounds[2]
+    expected, got = (run(name, g, clients, ids=ids, server=server) for server in (steady, resumed))
+    for a, b in zip(models(expected), models(got), strict=True):
+        assert_same_bits(a, b)
+    with pytest.raises(fastagg.InputError):
+        resumed.load_state_dict({**stopped.state_dict(), "method": "another"})
+    with pytest.raises(fastagg.InputError):
+        resumed.load_state_dict({})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bad_round_changes_nothing(name):
+    g, clients = cohort()
+    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    run(name, g, clients, server=server)
+    state = repr(server.state_dict())
+    bad = copy.deepcopy(clients)
+    bad[4]["fc.weight"] = torch.ones(4, 1)
+    with pytest.raises(fastagg.InputError, match=r"client 4: key 'fc.weight' has shape \(4, 1\)"):
+        run(name, g, bad, server=server)
+    with pytest.raises(fastagg.InputError, match="sizes"):
+        run(name, g, clients, sizes=[1.0], server=server)
+    assert repr(server.state_dict()) == state
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_out_and_numpy(name):
+    g, clients = cohort()
+    fresh = run(name, g, clients)
+    outs = [{key: torch.full_like(v, 77) for key, v in g.items()} for _ in models(fresh)]
+    again = run(name, g, clients, out=outs if isinstance(fresh, list) else outs[0])
+    for a, b, out in zip(models(fresh), models(again), outs, strict=True):
+        assert_same_bits(a, b)
+        assert all(b[key] is out[key] for key in g)
+    if name == "fedlaw":
+        return  # trains a torch model
+    arrays = [{key: value.numpy() for key, value in sd.items()} for sd in (g, *clients)]
+    for a, b in zip(models(fresh), models(run(name, arrays[0], arrays[1:])), strict=True):
+        for key in g:
+            assert isinstance(b[key], np.ndarray)
+            np.testing.assert_array_equal(a[key].numpy(), b[key])
+
+
+def test_the_list():
+    listed = {m.name: m for m in fastagg.methods()}
+    assert listed.keys() == REGISTRY.keys()
+    for m in listed.values():
+        assert m.description.endswith(".")
+        assert m.paper
+        assert m.gives in ("global", "personalised", "clusters")
+        assert m.name in str(m)
+        if m.name != "fedlaw":
+            assert callable(getattr(fastagg, m.name))
+            assert getattr(fastagg, m.name).__doc__ == REGISTRY[m.name].__doc__
+
+
+def test_unknown_names_suggest_the_nearest():
+    g, clients = cohort()
+    with pytest.raises(ValueError, match="no method 'simprx'; did you mean 'simprox'"):
+        fastagg.aggregator("simprx")
+    with pytest.raises(TypeError, match="no option 'lamb'; did you mean 'lam'"):
+        fastagg.aggregator("simprox", lamb=0.3)
+    with pytest.raises(TypeError, match="no option 'lengts'; did you mean 'lengths'"):
+        fastagg.simprox(g, clients, lengts=[1] * K)
+    with pytest.raises(TypeError, match="takes no 'lengts'; did you mean 'lengths'"):
+        fastagg.aggregator("simprox").aggregate(g, clients, lengts=[1] * K)
