@@ -1,4 +1,4 @@
-"""SimProx: clients count by how similar they are to the others and how little they moved.
+"""SimProx (El-Niss et al., 2024): clients count by how similar they are to the others and how little they moved.
 
     S = lam cos(w_i, w_j) + (1 - lam) exp(-||w_i - w_j||^2 / (2 sigma^2)),  sigma the mean distance     (Eq. 7 to 10)
     alpha_i = exp(-g_i) (1 + mean_{j != i} S_ij),  g_i = ||w_i - w_i_previous||                          (Eq. 11, 12)
@@ -24,15 +24,16 @@ class SimProx(Aggregator):
     """Weights from the similarity of client models and the length of their updates.
 
     lam         share of the cosine in the similarity, the rest is Gaussian
-    tau         heterogeneity threshold: lam shrinks by mean cos(w_k, g) / tau while that mean is below it
+    tau         heterogeneity threshold: lam shrinks by mean cos(w_k, g) / tau while that mean is below it, down to 0
+                when it is negative. The paper names no value.
     lengths     of one round: ||w_k - previous model of client k||, [K]; default: the length of its update
     """
 
     name = "simprox"
-    paper = "SimProx, Eq. 7 to 13"
+    paper = "El-Niss et al., IEEE OJ-COMS 2024"
     round_info = ("lengths",)
 
-    lam: float = 0.5
+    lam: float = 0.7
     tau: float = 0.5
 
     def __post_init__(self) -> None:
@@ -41,14 +42,14 @@ class SimProx(Aggregator):
 
     def weigh(self, gram: Gram, n: np.ndarray, lengths=None) -> np.ndarray:
         K = gram.K
-        g = gram.norms().numpy() if lengths is None else float64(lengths)
+        g = gram.norms().cpu().numpy() if lengths is None else float64(lengths)
         if g.shape != (K,) or not np.isfinite(g).all() or (g < 0).any():
             raise InputError(f"lengths: expected {K} finite numbers >= 0, one per client")
         agreement = gram.cosine("global").mean().item()
         lam = self.lam * max(agreement, 0) / self.tau if agreement < self.tau else self.lam
-        S = lam * gram.cosine("models").numpy() + (1 - lam) * gram.gaussian().numpy()
+        S = lam * gram.cosine("models").cpu().numpy() + (1 - lam) * gram.gaussian().cpu().numpy()
         others = (S.sum(1) - np.diag(S)) / (K - 1) if K > 1 else np.ones(1)
-        log_alpha = -g + np.log(np.maximum(1 + others, 1e-300))
+        log_alpha = -g + np.log(np.maximum(1 + others, 1e-300))  # 1 + others is 0 when opposite to all
         alpha = np.exp(log_alpha - log_alpha.max())
         e = np.exp(alpha / alpha.sum())
         return e / e.sum()

@@ -1,0 +1,162 @@
+"""CFL (Sattler et al., IEEE TNNLS 2021): clients whose updates point apart get models of their own.
+
+A cluster of clients c is split in two once its mean has stopped moving while its clients have not:
+
+    || sum_{k in c} n_k d_k || < eps1      and      max_{k in c} || d_k || > eps2
+
+The halves are those of hierarchical clustering by the cosine of updates. With single linkage they are the paper's
+optimal bipartition, the one with the least maximal similarity across; its authors' code has complete linkage.
+Every quantity of every cluster is read off the one Gram of all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_choice,
+    check_client_ids,
+    check_number,
+    describe_several,
+    float64,
+    function_of,
+)  # fmt: skip
+from fastagg.result import Results
+from fastagg.table import InputError
+
+
+@dataclass(kw_only=True, eq=False)
+class CFL(Aggregator):
+    """Clusters of clients, split over the rounds where their updates point apart, and a model for each.
+
+    eps1        a cluster is split when its mean update is shorter than this
+    eps2        and its longest update is longer than this
+    min_size    and it has more clients than this
+    linkage     "complete": clusters are as far apart as their least similar clients, as in the authors' code;
+                "single": as their most similar ones, which is the bipartition the paper calls optimal
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    Returns Results: a model per cluster with clients in this round, their mean by the data shares in it. .clusters are
+    the client ids of each, .mixing [M, K] the weights. The aggregator remembers each client id's cluster; its .clusters
+    are all of them, absent clients included. A client it does not know joins the cluster of the known client whose
+    update is most similar to its own. Clients absent while their cluster is split are forgotten: they join by
+    similarity when they come back. Once there are several models, updates have to be taken from the model each client
+    started from: call aggregate() for each cluster, with its model and its clients only. The other clusters wait.
+    """
+
+    name = "cfl"
+    paper = "Sattler et al., IEEE TNNLS 2021"
+    gives = "clusters"
+
+    eps1: float = 0.4
+    eps2: float = 1.6
+    min_size: int = 2
+    linkage: str = "complete"
+    _cluster: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
+
+    def __post_init__(self) -> None:
+        check_number("cfl", "eps1", self.eps1, 0, float("inf"))
+        check_number("cfl", "eps2", self.eps2, 0, float("inf"))
+        if not isinstance(self.min_size, Integral) or isinstance(self.min_size, bool) or self.min_size < 1:
+            raise ValueError(f"cfl: min_size={self.min_size!r}; expected an integer >= 1")
+        check_choice("cfl", "linkage", self.linkage, ("complete", "single"))
+
+    @property
+    def clusters(self) -> list[list[Any]]:
+        """The client ids of every cluster"""
+        members: dict[int, list[Any]] = {}
+        for name, number in self._cluster.items():
+            members.setdefault(number, []).append(name)
+        return [members[number] for number in sorted(members)]
+
+    def round(self, cohort: Cohort, out) -> Results:
+        gram = cohort.gram()
+        G, cosine = gram.updates().cpu().numpy(), gram.cosine().cpu().numpy()
+        number = self._numbers(cohort.ids, cosine)  # [K], of each client's cluster
+        following = max([*self._cluster.values(), *number]) + 1
+        split = set()
+        for c in np.unique(number):
+            members = np.flatnonzero(number == c)
+            if self._is_split(G[np.ix_(members, members)], _shares(cohort.n[members])):
+                second = bipartition(1 - cosine[np.ix_(members, members)], self.linkage)
+                number[members[second]] = following
+                following += 1
+                split.add(int(c))
+        present = np.unique(number)
+        mixing = np.zeros((len(present), cohort.K))
+        for row, c in zip(mixing, present, strict=True):
+            members = np.flatnonzero(number == c)
+            row[members] = _shares(cohort.n[members])
+        results = cohort.mix(mixing, out=out)
+        clusters = [[cohort.ids[k] for k in np.flatnonzero(row)] for row in (number == present[:, None])]
+        kept = {name: c for name, c in self._cluster.items() if c not in split}
+        self._cluster = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
+        return describe_several(results, cohort, mixing, gram, clusters=clusters)
+
+    def _numbers(self, ids: list[Any], cosine: np.ndarray) -> np.ndarray:
+        number = np.array([self._cluster.get(name, -1) for name in ids], dtype=np.int64)
+        known, new = np.flatnonzero(number >= 0), np.flatnonzero(number < 0)
+        if known.size:
+            number[new] = number[known[cosine[np.ix_(new, known)].argmax(1)]]
+        else:  # nobody to compare with: the first cluster there is
+            number[new] = min(self._cluster.values(), default=0)
+        return number
+
+    def _is_split(self, G: np.ndarray, n: np.ndarray) -> bool:
+        mean, longest = np.sqrt(max(n @ G @ n, 0)), np.sqrt(max(G.diagonal().max(), 0))
+        return bool(len(n) > self.min_size and mean < self.eps1 and longest > self.eps2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
+        numbers = torch.tensor(list(self._cluster.values()), dtype=torch.int64)
+        return {"method": self.name, "client_ids": list(self._cluster), "clusters": numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state, ("client_ids", "clusters"))
+        try:
+            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
+            numbers = float64(state["clusters"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"cfl state: {error}") from error
+        if numbers.shape != (len(ids),):
+            raise InputError(f"cfl state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
+        if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
+            raise InputError("cfl state: clusters are not numbered by integers >= 0")
+        self._cluster = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
+
+
+def _shares(n: np.ndarray) -> np.ndarray:
+    """Data shares in a cluster; equal ones where it has no data"""
+    total = n.sum()
+    return n / total if total > 0 else np.full(len(n), 1 / len(n))
+
+
+def bipartition(distance: np.ndarray, linkage: str) -> np.ndarray:
+    """Which of K >= 2 points are not in the half of the first, [K] bool: the two nearest groups merge until two remain.
+
+    distance   [K, K], symmetric; of groups: the largest ("complete") or smallest ("single") between their points
+    """
+    K = len(distance)
+    link = np.maximum if linkage == "complete" else np.minimum
+    D = distance.copy()
+    np.fill_diagonal(D, np.inf)
+    group = np.arange(K)  # of each point: the row of D that stands for it
+    for _ in range(K - 2):
+        i, j = divmod(int(D.argmin()), K)
+        row = link(D[i], D[j])
+        row[i] = np.inf
+        D[i], D[:, i] = row, row
+        D[j], D[:, j] = np.inf, np.inf
+        group[group == j] = i
+    return group != group[0]
+
+
+cfl = function_of(CFL)

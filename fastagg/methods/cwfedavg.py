@@ -1,0 +1,165 @@
+"""cwFedAvg (Lee and Choi): FedAvg once per class, then every client's own blend of the classes.
+
+    q_ij = n_i p_ij / sum_i n_i p_ij,  p_ij the share of class j in client i's data, n_i its share of all data   (Eq. 6)
+    class model j = sum_i q_ij w_i                                                                               (Eq. 5)
+    personal model i = sum_j p_ij (class model j)                                                                (Eq. 7)
+
+Both steps are linear, so the K personal models are one mix of the clients with A = P Q', [K, K]: no class model is ever
+stored. Without the shares they are estimated from the output layer's weight (Eq. 4); wdr_penalty (Eq. 8) is what
+clients add to their loss so that the estimate is good.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg import core
+from fastagg import table as tables
+from fastagg.methods.common import Aggregator, Cohort, data_shares, describe_several, float64, function_of, ratio
+from fastagg.result import Results
+from fastagg.table import FLOATING, InputError, StateDict, Table
+
+
+@dataclass(kw_only=True, eq=False)
+class CwFedAvg(Aggregator):
+    """A model per client: FedAvg of each class, blended by the client's class distribution.
+
+    head         key of the output layer's weight, one row per class
+    scope        which tensors are personal, the rest is plain FedAvg: "all"; "output", the layer of head, best in the
+                 paper's tables; or a regular expression that is searched for in the keys
+    class_dist   of one round: [K, C], a row per client of shares or sample counts (each row is divided by its sum, so
+                 counts do not stand in for sizes); default: estimated from the row norms of head (Eq. 4)
+
+    A class nobody holds has FedAvg as its model. A client whose row is all zero is taken to have the classes of the
+    whole cohort, and gets FedAvg. The global model may be None.
+
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1: what tensors
+    in scope take) and .class_dist ([K, C], the shares used).
+    """
+
+    name = "cwfedavg"
+    paper = "Lee and Choi, cwFedAvg, Eq. 4 to 7"
+    gives = "personalised"
+    round_info = ("class_dist",)
+    needs_global = False
+
+    head: str = "fc.weight"
+    scope: str = "all"
+
+    def __post_init__(self) -> None:
+        for option in ("head", "scope"):
+            value = getattr(self, option)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"cwfedavg: {option}={value!r}; expected a string")
+        try:
+            re.compile(self.scope)
+        except re.error as error:
+            raise ValueError(f"cwfedavg: scope={self.scope!r} is not a regular expression: {error}") from error
+
+    def round(self, cohort: Cohort, out, class_dist=None) -> Results:
+        personal = self._in_scope(cohort.table)
+        P = class_shares(cohort.table, cohort.n, self.head, class_dist)
+        A = P @ class_weights(P, cohort.n)  # [K, K]
+        plain = np.broadcast_to(cohort.n, A.shape)
+        row = (~personal).astype(np.int32)
+        results = core.mix_of(cohort.table, np.stack([A, plain]), row, out)
+        return describe_several(results, cohort, A, class_dist=torch.from_numpy(P))
+
+    def _in_scope(self, table: Table) -> np.ndarray:
+        """[T] bool"""
+        layout = table.layout
+        if self.scope == "all":
+            return np.ones(table.T, dtype=bool)
+        if self.scope == "output":
+            return layout.layer == layout.layer[head_index(table, self.head)]
+        found = np.array([re.search(self.scope, key) is not None for key in layout.keys], dtype=bool)
+        if not found.any():
+            raise InputError(f"cwfedavg: scope={self.scope!r} is found in no key of the model")
+        return found
+
+
+cwfedavg = function_of(CwFedAvg)
+
+
+def cwfedavg_class_models(
+    global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes=None, *, class_dist=None,
+    head: str = "fc.weight", out=None,
+) -> Results:  # fmt: skip
+    """The C class models of cwFedAvg (Eq. 5), for those who want to look at them; .mixing is [C, K].
+
+    Arguments as in cwfedavg, which needs none of these models. This takes the memory of C models.
+    """
+    table = tables.build(global_sd, client_sds)
+    cohort = Cohort(table, data_shares(sizes, table.K), list(range(table.K)))
+    P = class_shares(table, cohort.n, head, class_dist)
+    Q = class_weights(P, cohort.n)
+    return describe_several(cohort.mix(Q, out=out), cohort, Q, class_dist=torch.from_numpy(P))
+
+
+def wdr_penalty(head_weight: torch.Tensor, class_dist: Any) -> torch.Tensor:
+    """The weight distribution regulariser ||p - p~||_2 (Eq. 8), which a client adds to its loss times lambda.
+
+    head_weight   weight of the output layer, [C, ...]; the penalty can be differentiated in it
+    class_dist    the client's shares or sample counts of the C classes
+
+    p~ are the row norms of the weight over their sum (Eq. 4). Where a norm is zero its gradient is too, never NaN.
+    """
+    if head_weight.dim() < 2 or head_weight.dtype not in FLOATING:
+        raise InputError(f"head_weight is {head_weight.dtype} {tuple(head_weight.shape)}, expected a float [C, ...]")
+    p = float64(class_dist)
+    if p.shape != (head_weight.shape[0],) or not np.isfinite(p).all() or (p < 0).any() or not p.any():
+        raise InputError(f"class_dist: expected {head_weight.shape[0]} finite numbers >= 0, not all 0: one per class")
+    half = head_weight.dtype in (torch.float16, torch.bfloat16)
+    norms = torch.linalg.vector_norm(head_weight.flatten(1), dim=1, dtype=torch.float32 if half else None)  # [C]
+    total = norms.sum()
+    estimate = norms / torch.where(total > 0, total, 1)
+    return torch.linalg.vector_norm(torch.from_numpy(p / p.sum()).to(estimate) - estimate)
+
+
+def head_index(table: Table, head: str) -> int:
+    """Where the output layer's weight is among the tensors"""
+    layout = table.layout
+    matrices = [key for key, shape, d in zip(layout.keys, layout.shapes, layout.dtypes, strict=True)
+                if len(shape) >= 2 and d in FLOATING]  # fmt: skip
+    if head in matrices:
+        return layout.keys.index(head)
+    what = "is not a key of the model" if head not in layout.keys else "is not a float matrix with a row per class"
+    last = f"; its last matrix is {matrices[-1]!r}" if matrices else ""
+    raise InputError(f"cwfedavg: head={head!r} {what}{last}")
+
+
+def class_shares(table: Table, n: np.ndarray, head: str, class_dist: Any) -> np.ndarray:
+    """P, [K, C], rows sum to 1: as given, or estimated from the norms of the head's rows (Eq. 4)"""
+    if class_dist is None:
+        t = head_index(table, head)
+        P = np.stack([row_norms(client[t]) for client in table.clients])
+        for k in np.flatnonzero(~np.isfinite(P).all(1)):
+            raise InputError(f"{tables.client_name(k, table.client_ids)}: key {head!r} has values that are not finite")
+    else:
+        P = float64(class_dist)
+        if P.ndim != 2 or P.shape[0] != table.K or P.shape[1] == 0:
+            raise InputError(f"class_dist has shape {P.shape}, expected ({table.K}, classes): a row per client")
+        for k in np.flatnonzero(~np.isfinite(P).all(1) | (P < 0).any(1)):
+            raise InputError(f"class_dist: the row of client {k} has a number that is negative or not finite")
+    largest = P.max(1, keepdims=True)
+    P = ratio(P, largest)  # the sum of huge numbers would overflow
+    P = ratio(P, P.sum(1, keepdims=True))
+    overall = n @ P if (n @ P).any() else np.ones(P.shape[1])
+    return np.where(largest == 0, overall / overall.sum(), P)
+
+
+def class_weights(P: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """Q', [C, K], rows sum to 1: client i's part in class j (Eq. 6); its part in all data for a class nobody holds"""
+    held = (n[:, None] * P).T  # [C, K]
+    total = held.sum(1, keepdims=True)
+    return np.where(total > 0, ratio(held, total), n)
+
+
+def row_norms(weight: torch.Tensor) -> np.ndarray:
+    return torch.linalg.vector_norm(weight.detach().flatten(1), dim=1, dtype=torch.float64).cpu().numpy()

@@ -1,0 +1,109 @@
+"""FedAdp (Wu and Wang, 2021): clients whose updates point along the global one count exponentially more.
+
+    theta_k = angle between d_k and sum_j n_j d_j, averaged over the rounds client k took part in
+    f(theta) = alpha (1 - exp(-exp(-alpha (theta - 1))))                          (a Gompertz function, from alpha to 0)
+    weights ~ n_k exp(f(theta_k))
+
+Gradients of the paper are updates here: with one step length for all clients, their angles are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg.gram import Gram
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_client_ids,
+    check_number,
+    describe,
+    float64,
+    function_of,
+    ratio,
+)  # fmt: skip
+from fastagg.result import Result
+from fastagg.table import InputError
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAdp(Aggregator):
+    """Weights from data shares and from the angle of each client's update to the global one, averaged over rounds.
+
+    alpha   steepness: how much more than by its data a client can count (exp(alpha) times), and how suddenly
+
+    An update of zero has no direction: its angle is pi / 2. The result has .weights, .gram and .angles, the averages
+    used. The aggregator remembers the average and its number of rounds for each client id; state_dict() and
+    load_state_dict() let a server resume after a crash. A round that raises leaves the memory as it was.
+    """
+
+    name = "fedadp"
+    paper = "Wu and Wang, IEEE TCCN 2021"
+
+    alpha: float = 5.0
+    _angles: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
+
+    def __post_init__(self) -> None:
+        check_number("fedadp", "alpha", self.alpha, 0, float("inf"), strict=True)
+
+    def round(self, cohort: Cohort, out) -> Result:
+        gram = cohort.gram()
+        now = angles(gram, cohort.n)
+        past, rounds = np.array([self._angles.get(name, (0.0, 0)) for name in cohort.ids]).T
+        mean = past + (now - past) / (rounds + 1)
+        weights = gompertz_weights(mean, cohort.n, self.alpha)
+        [result] = cohort.mix(weights[None], out=out)
+        describe(result, cohort, weights, gram, angles=torch.from_numpy(mean))
+        self._angles.update(
+            (name, (float(angle), int(t) + 1)) for name, angle, t in zip(cohort.ids, mean, rounds, strict=True)
+        )
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: client ids, and tensors of their average angles (float64) and numbers of rounds (int64)"""
+        return {
+            "method": self.name,
+            "client_ids": list(self._angles),
+            "angles": torch.tensor([angle for angle, _ in self._angles.values()], dtype=torch.float64),
+            "rounds": torch.tensor([t for _, t in self._angles.values()], dtype=torch.int64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state, ("client_ids", "angles", "rounds"))
+        try:
+            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
+            mean, rounds = float64(state["angles"]), float64(state["rounds"])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"fedadp state: {error}") from error
+        for what, values in (("angles", mean), ("rounds", rounds)):
+            if values.shape != (len(ids),):
+                raise InputError(f"fedadp state: {what} have shape {values.shape}, expected ({len(ids)},)")
+        if not ((mean >= 0) & (mean <= np.pi)).all():
+            raise InputError("fedadp state: angles are not all between 0 and pi")
+        if not (np.isfinite(rounds) & (rounds >= 1) & (rounds == np.floor(rounds))).all():
+            raise InputError("fedadp state: rounds are not all integers >= 1")
+        self._angles = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
+
+
+fedadp = function_of(FedAdp)
+
+
+def angles(gram: Gram, n: np.ndarray) -> np.ndarray:
+    """The angle of each d_k to sum_j n_j d_j, in [0, pi]: [K]"""
+    G = gram.updates().cpu().numpy()
+    along = G @ n
+    lengths = np.sqrt(np.maximum(np.diag(G), 0)) * np.sqrt(max(along @ n, 0))
+    return np.arccos(np.clip(ratio(along, lengths), -1, 1))
+
+
+def gompertz_weights(theta: np.ndarray, n: np.ndarray, alpha: float) -> np.ndarray:
+    """n_k exp(f(theta_k)), normalised: [K]"""
+    f = -alpha * np.expm1(-np.exp(np.minimum(alpha * (1 - theta), 700)))
+    best = f[n > 0].max()  # without it a large alpha would overflow
+    w = np.where(n > 0, n * np.exp(np.minimum(f - best, 0)), 0)
+    return w / w.sum()

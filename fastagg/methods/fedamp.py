@@ -1,0 +1,70 @@
+"""FedAMP (Huang et al., AAAI 2021): every client gets a model of its own, made of the models near it.
+
+    xi_ij = alpha A'(||w_i - w_j||^2) for j != i,  A'(x) = exp(-x / sigma) / sigma,  xi_ii = 1 - sum_{j != i} xi_ij
+    u_i = sum_j xi_ij w_j
+
+That is a gradient step of length alpha on the attention sum_{i<j} 1 - exp(-||w_i - w_j||^2 / sigma). All distances are
+read off one Gram and all K models come out of one mix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastagg.gram import Gram
+from fastagg.methods.common import Aggregator, Cohort, check_number, describe_several, function_of, ratio
+from fastagg.result import Results
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAMP(Aggregator):
+    """A model per client: itself and the others, the nearer the more (attentive message passing).
+
+    alpha   step length; default sigma / K, so that clients at one point are averaged evenly and none ever keeps less
+            of itself than 1 / K
+    sigma   squared distance over which attention falls to 1 / e; default: the mean squared distance of two clients of
+            the round, so that the attention does not change with the scale of the models
+
+    Where alpha is so long that the others would get more than everything, their attention is scaled down to 1 in all:
+    xi stays convex and no model is extrapolated. Sizes are checked but do not enter.
+
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1) and .gram.
+    """
+
+    name = "fedamp"
+    paper = "Huang et al., AAAI 2021"
+    gives = "personalised"
+
+    alpha: float | None = None
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("alpha", "sigma"):
+            if getattr(self, option) is not None:
+                check_number("fedamp", option, getattr(self, option), 0, float("inf"), strict=True)
+
+    def round(self, cohort: Cohort, out) -> Results:
+        gram = cohort.gram()
+        xi = attention(gram, self.alpha, self.sigma)
+        return describe_several(cohort.mix(xi, out=out), cohort, xi, gram)
+
+
+fedamp = function_of(FedAMP)
+
+
+def attention(gram: Gram, alpha: float | None, sigma: float | None) -> np.ndarray:
+    """xi, [K, K]: non-negative, rows sum to 1"""
+    K = gram.K
+    squares = gram.distances().cpu().numpy() ** 2
+    if sigma is None:
+        sigma = squares.sum() / max(K * (K - 1), 1)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an infinite step is a capped one
+        step = 1 / K if alpha is None else np.float64(alpha) / sigma
+        near = np.exp(-ratio(squares, np.float64(sigma)))  # [K, K], 1 where sigma is 0: all clients at one point
+        np.fill_diagonal(near, 0)
+        reach = near.sum(1, keepdims=True)
+        xi = ratio(near, reach) * np.where(reach > 0, np.minimum(step * reach, 1), 0)
+    np.fill_diagonal(xi, np.maximum(1 - xi.sum(1), 0))
+    return xi

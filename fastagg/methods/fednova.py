@@ -1,0 +1,72 @@
+"""FedNova (Wang et al., NeurIPS 2020): updates are divided by how much each client trained before they are averaged.
+
+    new = g + tau_eff sum_k n_k d_k / a_k,      tau_eff = sum_k n_k a_k
+
+with a_k = ||a_k||_1 of the paper: the number of local steps of plain SGD, and with client momentum rho
+(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) for tau steps. Equal a_k give FedAvg. The weights
+tau_eff n_k / a_k need not sum to 1 (what is missing, or too much, is made up with g), so buffers take the data shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastagg.methods.common import Aggregator, Cohort, check_number, describe, float64, function_of
+from fastagg.result import Result
+from fastagg.table import InputError
+
+
+@dataclass(kw_only=True, eq=False)
+class FedNova(Aggregator):
+    """The mean of the clients' updates, each divided by its number of local steps. One read, no Gram.
+
+    momentum      of the clients' SGD; 0 for plain SGD
+    local_steps   of one round, required: how many steps each client took, [K], positive. For another local solver
+                  give the paper's ||a_k||_1, with momentum 0.
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    .weights are tau_eff n_k / a_k, which need not sum to 1: the model is g + sum_k weights_k (w_k - g). Buffers are
+    averaged by the data shares.
+    """
+
+    name = "fednova"
+    paper = "Wang et al., NeurIPS 2020"
+    round_info = ("local_steps",)
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("fednova", "momentum", self.momentum, 0, 0.9999)  # the formula cancels as momentum comes near 1
+
+    def round(self, cohort: Cohort, out, local_steps=None) -> Result:
+        a = effective_steps(_check_steps(local_steps, cohort.K), self.momentum)
+        weights = cohort.n / a * (cohort.n @ a)
+        [result] = cohort.mix(weights[None], center=1 - weights.sum(), buffers=cohort.n[None], out=out)
+        return describe(result, cohort, weights)
+
+
+def _check_steps(local_steps, K: int) -> np.ndarray:
+    if local_steps is None:
+        raise InputError("fednova needs local_steps: how many steps each client took")
+    try:
+        steps = float64(local_steps)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"local_steps: expected {K} numbers, one per client") from error
+    if steps.shape != (K,):
+        raise InputError(f"local_steps have shape {steps.shape}, expected ({K},): one number per client")
+    for k in np.flatnonzero(~np.isfinite(steps) | (steps <= 0)):
+        raise InputError(f"local_steps: client {k} took {steps[k]} steps, expected a number above 0")
+    return steps
+
+
+def effective_steps(steps: np.ndarray, momentum: float) -> np.ndarray:
+    """||a_k||_1: what a step of constant gradient adds up to over `steps` steps, in units of the learning rate"""
+    if momentum == 0:
+        return steps
+    rest = 1 - momentum
+    return (steps + momentum * np.expm1(steps * np.log(momentum)) / rest) / rest
+
+
+fednova = function_of(FedNova)

@@ -1,0 +1,255 @@
+"""Server optimisers (Reddi et al., Alg. 5): the mean update of the clients is a gradient for an optimiser with memory.
+
+    delta = sum_k n_k d_k
+    FedAvgM      m = momentum m + delta,                              x = g + lr m
+    the others   m = beta1 m + (1 - beta1) delta,                     x = g + lr m / (sqrt(v) + tau)
+    FedAdam      v = beta2 v + (1 - beta2) delta^2
+    FedYogi      v = v - (1 - beta2) delta^2 sign(v - delta^2)
+    FedAdagrad   v = v + delta^2
+
+with m = 0 and v = tau^2 at the start, and no bias correction. On BatchNorm's running statistics such steps would give
+negative variances, so whatever is not a parameter is plainly averaged.
+
+One read of the clients gives delta itself, subtracted before it is rounded: the difference of a rounded mean and g
+would have lost its digits where clients moved little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
+from fastagg.result import Result
+from fastagg.table import FLOATING, InputError, Table, as_tensor, client_name
+
+INFINITY = float("inf")
+
+
+@dataclass(kw_only=True, eq=False)
+class ServerOptimiser(Aggregator):
+    """What the four share: the round, and a tensor per moment and parameter as its memory."""
+
+    moments: ClassVar[tuple[str, ...]] = ("m", "v")
+
+    # moment -> key of the parameter -> float32 or float64 tensor. A tensor in here is replaced, never written to.
+    _state: dict[str, dict[str, torch.Tensor]] = field(init=False, default_factory=dict, repr=False)
+
+    @torch.no_grad()
+    def round(self, cohort: Cohort, out) -> Result:
+        table = cohort.table
+        params = [(t, table.layout.keys[t]) for t in np.flatnonzero(table.layout.gram_layer >= 0)]
+        self._check_model(table, params)
+        [result] = cohort.mix(cohort.n[None], center=-1.0, buffers=cohort.n[None], out=out)
+        values = {key: as_tensor(result[key], "the result", key) for _, key in params}  # delta, for now
+        for t, key in params:
+            self._check_delta(table, t, values[key])
+        state: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in self.moments}
+        for t, key in params:
+            g, delta = table.center[t].detach(), values[key]
+            dtype = _wide(delta.dtype)
+            old = [self._start(moment, key, delta, dtype) for moment in self.moments]
+            new, step, scale = self._step(delta.to(dtype), *old)
+            values[key].copy_(torch.add(g.to(dtype), step, alpha=scale))
+            for moment, tensor in zip(self.moments, new, strict=True):
+                state[moment][key] = tensor
+        self._state = state
+        return describe(result, cohort, cohort.n)
+
+    def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
+        """The new moments, and a step and its factor, from the old moments, which stay as they are"""
+        raise NotImplementedError
+
+    def _start(self, moment: str, key: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self._state:
+            return self._state[moment][key].to(like.device, dtype)
+        first = self.tau**2 if moment == "v" else 0.0
+        return torch.full(like.shape, first, dtype=dtype, device=like.device)
+
+    def _check_model(self, table: Table, params: list[tuple[int, str]]) -> None:
+        if not self._state:
+            return
+        known = {key: tuple(tensor.shape) for key, tensor in self._state["m"].items()}
+        given = {key: table.layout.shapes[t] for t, key in params}
+        for key in [*given, *known]:
+            if known.get(key) != given.get(key):
+                was, now = (f"of shape {x[key]}" if key in x else "not a parameter" for x in (known, given))
+                raise InputError(f"{self.name}: {key!r} is {now}, but was {was} in the rounds before")
+
+    def _check_delta(self, table: Table, t: int, delta: torch.Tensor) -> None:
+        """A moment that is once not finite stays so for all rounds to come: stop before it is."""
+        if not delta.numel():
+            return
+        low, high = (x.item() for x in delta.aminmax())  # NaN if any element is
+        largest = torch.finfo(_wide(delta.dtype)).max
+        if max(-low, high) <= (largest**0.5 if "v" in self.moments else largest):
+            return
+        key = table.layout.keys[t]
+        models = [(client_name(k, table.client_ids), client) for k, client in enumerate(table.clients)]
+        for who, tensors in [("the global model", table.center), *models]:
+            if not torch.isfinite(tensors[t]).all():
+                raise InputError(f"{who}: key {key!r} has values that are not finite (NaN or infinity)")
+        raise InputError(f"{self.name}: the mean update of key {key!r} is too large for {_wide(delta.dtype)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}."""
+        return {"method": self.name} | {moment: dict(self._state.get(moment, {})) for moment in self.moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state, self.moments)
+        loaded: dict[str, dict[str, torch.Tensor]] = {}
+        for moment in self.moments:
+            if not isinstance(state[moment], Mapping):
+                raise InputError(f"{self.name} state: {moment} is a {type(state[moment]).__name__}, expected a dict")
+            loaded[moment] = {key: self._checked(moment, key, value) for key, value in state[moment].items()}
+        form, *others = ({key: t.shape for key, t in tensors.items()} for tensors in loaded.values())
+        for key in (key for other in others for key in form.keys() | other.keys() if form.get(key) != other.get(key)):
+            raise InputError(f"{self.name} state: the moments of {key!r} differ in shape, or one is missing")
+        self._state = loaded if form else {}
+
+    def _checked(self, moment: str, key: Any, value: Any) -> torch.Tensor:
+        where = f"{self.name} state: {moment} of {key!r}"
+        if not isinstance(key, str) or not isinstance(value, torch.Tensor) or value.dtype not in FLOATING:
+            raise InputError(f"{where} is not a floating-point tensor under a string")
+        if not torch.isfinite(value).all():
+            raise InputError(f"{where} is not finite")
+        if moment == "v" and (value < 0).any():
+            raise InputError(f"{where} has negative values")
+        return value.detach().to(_wide(value.dtype), copy=True)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _check_decay(method: str, option: str, value: Any) -> None:
+    check_number(method, option, value, 0, 1)
+    if value == 1:
+        raise ValueError(f"{method}: {option}={value!r}; expected a number below 1")
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAvgM(ServerOptimiser):
+    """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model g + lr m.
+
+    lr          server learning rate; 1 with momentum 0 is FedAvg
+    momentum    what is left of m from one round to the next
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    """
+
+    name = "fedavgm"
+    paper = "Hsu et al., 2019"
+    moments = ("m",)
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
+        _check_decay(self.name, "momentum", self.momentum)
+
+    def _step(self, delta: torch.Tensor, m: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
+        m = torch.add(delta, m, alpha=self.momentum)
+        return [m], m, self.lr
+
+
+@dataclass(kw_only=True, eq=False)
+class _Adaptive(ServerOptimiser):
+    """Steps of m / (sqrt(v) + tau)"""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
+        _check_decay(self.name, "beta1", self.beta1)
+        _check_decay(self.name, "beta2", self.beta2)
+        check_number(self.name, "tau", self.tau, 1e-18, 1e18)  # its square has to fit into float32
+
+    def _step(
+        self, delta: torch.Tensor, m: torch.Tensor, v: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor, float]:
+        m = torch.mul(m, self.beta1).add_(delta, alpha=1 - self.beta1)
+        v = self._second(delta, v)
+        return [m, v], m / v.sqrt().add_(self.tau), self.lr
+
+    def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAdam(_Adaptive):
+    """Adam on the server, with the clients' mean update as its gradient.
+
+    lr          server learning rate; the paper tunes it, so should you
+    beta1       decay of the mean update m
+    beta2       decay of its mean square v
+    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    """
+
+    name = "fedadam"
+    paper = "Reddi et al., ICLR 2021"
+
+    def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.mul(v, self.beta2).addcmul_(delta, delta, value=1 - self.beta2)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedYogi(_Adaptive):
+    """Yogi on the server: Adam whose second moment moves by at most a fraction of the new square.
+
+    lr          server learning rate; the paper tunes it, so should you
+    beta1       decay of the mean update m
+    beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
+    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    """
+
+    name = "fedyogi"
+    paper = "Reddi et al., ICLR 2021"
+
+    def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        square = delta * delta
+        return torch.addcmul(v, square, (v - square).sign_(), value=self.beta2 - 1)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAdagrad(_Adaptive):
+    """Adagrad on the server: steps shrink with the sum of all squared updates so far.
+
+    lr          server learning rate; the paper tunes it, so should you
+    beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
+    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    params, layers, out   as in fastagg.gram and fastagg.mix
+
+    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    """
+
+    name = "fedadagrad"
+    paper = "Reddi et al., ICLR 2021"
+
+    lr: float = 0.1
+    beta1: float = 0.0
+    beta2: float = field(init=False, default=0.0, repr=False)
+
+    def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(v, delta, delta)
+
+
+fedavgm = function_of(FedAvgM)
+fedadam = function_of(FedAdam)
+fedyogi = function_of(FedYogi)
+fedadagrad = function_of(FedAdagrad)
