@@ -53,7 +53,15 @@ class Gram:
 
     def distances(self) -> Tensor:
         """||w_i - w_j||: [K, K]"""
-        return self._squared_distances().sqrt()
+        return self.squared_distances().sqrt()
+
+    def squared_distances(self) -> Tensor:
+        """||w_i - w_j||^2: [K, K], zero where they are equal up to what float64 can tell"""
+        G = self.updates()
+        s = self._squares(G)
+        scale = s[..., :, None] + s[..., None, :]
+        d = scale - 2 * G
+        return torch.where(d > 1e-14 * scale, d, 0.0)
 
     def cosine(self, of: str = "updates") -> Tensor:
         """cos(d_i, d_j) of="updates", cos(w_i, w_j) of="models": [K, K]; cos(w_k, g) of="global": [K]"""
@@ -62,14 +70,14 @@ class Gram:
         if of == "models":
             return _cosine(self.models())
         if of == "global":
-            c, b = self.matrix[..., 0, 0], self.matrix[..., 0, 1:]
-            norms = (self._squares(self.models()) * c[..., None]).sqrt()
-            return _divide(c[..., None] + b, norms).clamp(-1, 1)
+            c, b = self.matrix[..., :1, 0], self.matrix[..., 0, 1:]
+            lengths = (c + 2 * b + self._squares(self.updates())).clamp(min=0).sqrt()  # ||w_k||
+            return _divide(c + b, lengths * c.sqrt()).clamp(-1, 1)
         raise ValueError(f"cosine of {of!r}: expected 'updates', 'models' or 'global'")
 
     def gaussian(self, sigma: float | Tensor | None = None) -> Tensor:
         """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
-        squares = self._squared_distances()
+        squares = self.squared_distances()
         if sigma is None:
             pairs = max(self.K * (self.K - 1), 1)
             sigma = squares.sqrt().sum((-2, -1)) / pairs
@@ -85,12 +93,6 @@ class Gram:
         along = (G @ w[..., None])[..., 0]
         length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
         return _divide(along, length)
-
-    def _squared_distances(self) -> Tensor:
-        G = self.updates()
-        s = self._squares(G)
-        d = (s[..., :, None] + s[..., None, :] - 2 * G).clamp(min=0)
-        return d * (1 - torch.eye(self.K, dtype=d.dtype, device=d.device))
 
     @staticmethod
     def _squares(products: Tensor) -> Tensor:

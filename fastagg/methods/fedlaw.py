@@ -96,9 +96,10 @@ class FedLAW(Aggregator):
         table = cohort.table
         if out is not None:
             check_out(table, out, 1)  # now, not after all epochs
-        [start] = cohort.mix(cohort.n[None], with_gram=True)
-        trainer = Trainer(self, table, start, proxy)
-        lam, gamma, losses = trainer.train(cohort.n)
+        with torch.inference_mode(False), torch.enable_grad():
+            [start] = cohort.mix(cohort.n[None], with_gram=True)
+            trainer = Trainer(self, table, start, proxy)
+            lam, gamma, losses = trainer.train(cohort.n)
         rows = (~trainer.is_param).astype(np.int32)
         [result] = core.mix_of(table, np.stack([gamma * lam, lam])[:, None], rows, out)
         return describe(result, cohort, lam, cohort.gram(), gamma=gamma, losses=losses)
@@ -150,14 +151,13 @@ class Trainer:
         y = torch.tensor(0.0 if exp else 1.0, dtype=torch.float64, device=device)
         self.bar = progress_bar(o.progress, o.epochs)
         try:
-            with torch.inference_mode(False), torch.enable_grad():
-                if not o.swa:
-                    self.learn(x, y, {"both": (x, y), "gws": (y,), "law": (x,)}[o.mode], o.epochs)
-                elif o.mode == "law":
-                    self.learn(x, y, (x,), o.epochs, swa=True)
-                else:
-                    self.learn(x, y, (x,), o.epochs // 2, swa=True)
-                    self.learn(x, y, (y,), o.epochs - o.epochs // 2)
+            if not o.swa:
+                self.learn(x, y, {"both": (x, y), "gws": (y,), "law": (x,)}[o.mode], o.epochs)
+            elif o.mode == "law":
+                self.learn(x, y, (x,), o.epochs, swa=True)
+            else:
+                self.learn(x, y, (x,), o.epochs // 2, swa=True)
+                self.learn(x, y, (y,), o.epochs - o.epochs // 2)
         finally:
             if self.bar is not None:
                 self.bar.close()
@@ -225,7 +225,8 @@ class FusedMix(torch.autograd.Function):
     """sum_k weights_k w_k of a table's models, differentiable in the weights, [K].
 
     What torch.ops.fastagg.mix does, on a table that was checked once: the operator looks at all K T tensors in every
-    call, which takes five times as long as the kernels do for 20 clients of 82 tensors (277,250 parameters).
+    call. For 20 clients of 82 tensors (277,250 parameters) forward and backward take 7 ms, and 17 ms through the
+    operator; the kernels' part of that is 3.5 ms.
     """
 
     @staticmethod

@@ -54,7 +54,7 @@ class ServerOptimiser(Aggregator):
             dtype = _wide(delta.dtype)
             old = [self._start(moment, key, delta, dtype) for moment in self.moments]
             new, step, scale = self._step(delta.to(dtype), *old)
-            values[key].copy_(torch.add(g.to(dtype), step, alpha=scale))
+            torch.add(g.to(dtype), step, alpha=scale, out=delta)
             for moment, tensor in zip(self.moments, new, strict=True):
                 state[moment][key] = tensor
         self._state = state
@@ -179,7 +179,8 @@ class _Adaptive(ServerOptimiser):
     ) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         m = torch.mul(m, self.beta1).add_(delta, alpha=1 - self.beta1)
         v = self._second(delta, v)
-        return [m, v], m / v.sqrt().add_(self.tau), self.lr
+        step = v.sqrt().add_(self.tau)
+        return [m, v], torch.div(m, step, out=step), self.lr
 
     def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -223,7 +224,8 @@ class FedYogi(_Adaptive):
 
     def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         square = delta * delta
-        return torch.addcmul(v, square, (v - square).sign_(), value=self.beta2 - 1)
+        sign = torch.sub(v, square).sign_()
+        return sign.mul_(square).mul_(self.beta2 - 1).add_(v)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -49,15 +49,7 @@ class GeometricMedian(Aggregator):
             check_number("geometric_median", "nu", self.nu, 1e-100, float("inf"))
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        return weiszfeld(_squared_distances(gram), n, self.iterations, self.tolerance, self.nu)
-
-
-def _squared_distances(gram: Gram) -> np.ndarray:
-    G = gram.updates().cpu().numpy()
-    squares = np.diag(G)
-    D = np.maximum(squares[:, None] + squares - 2 * G, 0)
-    np.fill_diagonal(D, 0)
-    return D
+        return weiszfeld(gram.distances().cpu().numpy() ** 2, n, self.iterations, self.tolerance, self.nu)
 
 
 def weiszfeld(D: np.ndarray, n: np.ndarray, iterations: int, tolerance: float, nu: float | None) -> np.ndarray:

@@ -55,7 +55,7 @@ class Krum(Aggregator):
         if 2 * f + 3 > K:
             most = f"the largest f possible is {(K - 3) // 2}" if K >= 3 else "at least 3 are needed even with f=0"
             raise InputError(f"{self.name}: f={f} needs at least 2 f + 3 = {2 * f + 3} clients, got {K}; {most}")
-        return scores(gram.updates().cpu().numpy(), K - f - 2)
+        return scores(gram.distances().cpu().numpy(), K - f - 2)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,13 +86,12 @@ class MultiKrum(Krum):
         return _first(s, most if self.m is None else self.m)
 
 
-def scores(G: np.ndarray, neighbours: int) -> np.ndarray:
-    """Sum of the squared distances to the nearest others: [K], from <d_i, d_j>"""
-    squares = np.diag(G)
-    distances = np.maximum(squares[:, None] + squares - 2 * G, 0)
-    np.fill_diagonal(distances, np.inf)
+def scores(distances: np.ndarray, neighbours: int) -> np.ndarray:
+    """Sum of the squared distances to the nearest others: [K], from [K, K]"""
+    squares = distances**2
+    np.fill_diagonal(squares, np.inf)
     # not partitioned: summed in ascending order, clients at the same distances tie to the last bit
-    return np.sort(distances, axis=1)[:, :neighbours].sum(1)
+    return np.sort(squares, axis=1)[:, :neighbours].sum(1)
 
 
 def _part(cohort: Cohort, taken: np.ndarray) -> Cohort:
