@@ -1,4 +1,4 @@
-"""FedNova against Eq. 6 of the paper, with its accumulation vectors a_i written out."""
+"""FedNova against the paper's update rule, with its accumulation vectors a_i written out."""
 
 import math
 

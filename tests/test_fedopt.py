@@ -35,7 +35,7 @@ def flat(sd):
 
 
 def naive(cls, options, memory, g, clients, sizes):
-    """One round of Reddi et al., Algorithms 2 and 5 (Hsu et al., Section 4.3 for FedAvgM), a number at a time"""
+    """One round of Reddi et al., Algorithms 2 and 5 (Hsu et al. for FedAvgM), a number at a time"""
     o = SimpleNamespace(**options)
     total = sum(sizes)
     x, ws = flat(g), [flat(sd) for sd in clients]

@@ -34,7 +34,7 @@ def points(*values):
 
 
 def naive(clients, sizes, iterations, nu):
-    """Algorithm 2 of the paper: v from the mean, beta_k = alpha_k / max(nu, ||v - w_k||)"""
+    """The paper's smoothed Weiszfeld: v from the mean, beta_k = alpha_k / max(nu, ||v - w_k||)"""
     w = torch.stack([flat(sd) for sd in clients])
     alpha = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     weights, v = alpha, alpha @ w
