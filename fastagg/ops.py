@@ -48,7 +48,8 @@ def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -
     codes = [DTYPE_CODE[d] for d in dtypes]
     layout = Layout(
         tuple(map(str, range(T))), shapes, dtypes, ("",), np.array([x.numel() for x in form], dtype=np.int64),
-        np.array(codes, dtype=np.int32), np.zeros(T, np.int32), np.zeros(T, np.int32), codes,
+        np.array(codes, dtype=np.int32), np.zeros(T, np.int32), np.ones(T, bool), np.zeros(T, np.int32),
+        codes,
     )  # fmt: skip
     address = np.array([[x.data_ptr() for x in row] for row in rows], dtype=np.int64)
     return Table(

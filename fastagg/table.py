@@ -38,7 +38,8 @@ class Layout:
     numel: np.ndarray  # [T] int64
     codes: np.ndarray  # [T] int32, DTYPE_CODE
     layer: np.ndarray  # [T] int32, index into layers
-    gram_layer: np.ndarray  # [T] int32, the layer of a parameter, -1 for a buffer
+    is_param: np.ndarray  # [T] bool: a parameter, not a buffer
+    gram_layer: np.ndarray  # [T] int32, the layer of what enters the Gram, -1 for what does not
     code_list: list[int]
 
     @property
@@ -54,23 +55,25 @@ def module_of(key: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _layout(keys, shapes, dtypes, params, layers) -> Layout:
+def _layout(keys, shapes, dtypes, params, tied, layers) -> Layout:
     if params is not None:
         for key in params - set(keys):
             raise InputError(f"params: {key!r} is not a key of the model")
     names: dict[str, int] = {}
-    layer, gram_layer = [], []
+    layer, is_param, gram_layer = [], [], []
     for key, dtype in zip(keys, dtypes, strict=True):
         layer.append(names.setdefault((layers or module_of)(key), len(names)))
-        is_param = key in params if params is not None else key.rpartition(".")[2] not in BUFFER_NAMES
-        if params is not None and is_param and dtype not in FLOATING:
+        chosen = key in params if params is not None else key.rpartition(".")[2] not in BUFFER_NAMES
+        if params is not None and chosen and dtype not in FLOATING:
             raise InputError(f"params: {key!r} is {dtype}; only floating-point tensors can be parameters")
-        gram_layer.append(layer[-1] if is_param and dtype in FLOATING else -1)
+        is_param.append(chosen and dtype in FLOATING)
+        gram_layer.append(layer[-1] if is_param[-1] and key not in tied else -1)
     codes = [DTYPE_CODE[dtype] for dtype in dtypes]
     return Layout(
         keys, shapes, dtypes, tuple(names),
         np.array([int(np.prod(shape, dtype=np.int64)) for shape in shapes], dtype=np.int64),
-        np.array(codes, dtype=np.int32), np.array(layer, dtype=np.int32), np.array(gram_layer, dtype=np.int32), codes,
+        np.array(codes, dtype=np.int32), np.array(layer, dtype=np.int32), np.array(is_param, dtype=bool),
+        np.array(gram_layer, dtype=np.int32), codes,
     )  # fmt: skip
 
 
@@ -126,15 +129,15 @@ def build(
         (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
     )
     tensors, as_numpy = _read_reference(reference, who)
-    if params is not None:
-        params = (
-            frozenset(n for n, _ in params.named_parameters())
-            if isinstance(params, torch.nn.Module)
-            else frozenset(params)
-        )
-    layout = _layout(
-        tuple(reference), tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors), params, layers
-    )
+    tied: frozenset[str] = frozenset()
+    if isinstance(params, torch.nn.Module):  # a tied parameter is one under all its names, and counts once
+        names = frozenset(name for name, _ in params.named_parameters(remove_duplicate=False))
+        tied = names - frozenset(name for name, _ in params.named_parameters())
+        params = names
+    elif params is not None:
+        params = frozenset(params)
+    shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
+    layout = _layout(tuple(reference), shapes, dtypes, params, tied, layers)
     device = tensors[0].device if tensors else torch.device("cpu")
 
     K, T = len(client_sds), len(tensors)

@@ -338,3 +338,22 @@ def test_fedawa_needs_a_global_model(cohort):
     for call in (fastagg.fedawa, fastagg.FedAWA(variant="paper").aggregate):
         with pytest.raises(fastagg.InputError, match="the global model is None"):
             call(None, cohort[1])
+
+
+def test_tied_parameters_count_once_and_stay_tied():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(5, 4)
+            self.head = torch.nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied()
+    g = {k: v.clone() for k, v in model.state_dict().items()}
+    clients = [dict.fromkeys(g, g["embed.weight"] + 0.1 * (i + 1)) for i in range(3)]
+    assert int(fastagg.gram(g, clients, params=model).numel) == 20
+    for method in ("fedavgm", "fedadam"):
+        result = fastagg.aggregator(method, params=model).aggregate(g, clients)
+        assert torch.equal(result["embed.weight"], result["head.weight"])
+    result = fastagg.fedawa(g, clients, params=model, gamma=0.5)
+    assert torch.equal(result["embed.weight"], result["head.weight"])

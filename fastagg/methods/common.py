@@ -62,7 +62,7 @@ class Cohort:
         w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
         row = core.rows(table, layerwise)
         if b is not w and not np.array_equal(b, w):
-            is_buffer = (table.layout.gram_layer < 0).astype(np.int32)
+            is_buffer = (~table.layout.is_param).astype(np.int32)
             w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
         if not with_gram:
             return core.mix_of(table, w, row, out)

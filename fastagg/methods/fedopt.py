@@ -42,7 +42,7 @@ class ServerOptimiser(Aggregator):
     @torch.no_grad()
     def round(self, cohort: Cohort, out) -> Result:
         table = cohort.table
-        params = [(t, table.layout.keys[t]) for t in np.flatnonzero(table.layout.gram_layer >= 0)]
+        params = [(t, table.layout.keys[t]) for t in np.flatnonzero(table.layout.is_param)]
         self._check_model(table, params)
         [result] = cohort.mix(cohort.n[None], center=-1.0, buffers=cohort.n[None], out=out)
         values = {key: as_tensor(result[key], "the result", key) for _, key in params}  # delta, for now
