@@ -9,11 +9,18 @@ s_k = min(1, tau / ||w_k - v||): the c_k are never negative and their sum is nev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_flag,
+    check_integer,
+    check_number,
+    describe,
+    function_of,
+)
 from fastagg.result import Result
 
 
@@ -40,10 +47,8 @@ class CentredClipping(Aggregator):
 
     def __post_init__(self) -> None:
         check_number("centred_clipping", "tau", self.tau, 1e-100, float("inf"))
-        if not isinstance(self.iterations, Integral) or isinstance(self.iterations, bool) or self.iterations < 1:
-            raise ValueError(f"centred_clipping: iterations={self.iterations!r}; expected an integer >= 1")
-        if not isinstance(self.weighted, bool | np.bool_):
-            raise ValueError(f"centred_clipping: weighted={self.weighted!r}; expected True or False")
+        check_integer("centred_clipping", "iterations", self.iterations, 1)
+        check_flag("centred_clipping", "weighted", self.weighted)
 
     def round(self, cohort: Cohort, out) -> Result:
         gram = cohort.gram()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,12 @@ from fastagg.methods.common import (
     Cohort,
     check_choice,
     check_client_ids,
+    check_integer,
     check_number,
     describe_several,
     float64,
     function_of,
-)  # fmt: skip
+)
 from fastagg.result import Results
 from fastagg.table import InputError
 
@@ -65,8 +65,7 @@ class CFL(Aggregator):
     def __post_init__(self) -> None:
         check_number("cfl", "eps1", self.eps1, 0, float("inf"))
         check_number("cfl", "eps2", self.eps2, 0, float("inf"))
-        if not isinstance(self.min_size, Integral) or isinstance(self.min_size, bool) or self.min_size < 1:
-            raise ValueError(f"cfl: min_size={self.min_size!r}; expected an integer >= 1")
+        check_integer("cfl", "min_size", self.min_size, 1)
         check_choice("cfl", "linkage", self.linkage, ("complete", "single"))
 
     @property

@@ -11,6 +11,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -232,6 +233,16 @@ def check_number(method: str, option: str, value: Any, low: float, high: float, 
     if not good or not low <= value <= high or (strict and value == low):
         bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
         raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")
+
+
+def check_integer(method: str, option: str, value: Any, low: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{method}: {option}={value!r}; expected an integer >= {low}")
+
+
+def check_flag(method: str, option: str, value: Any) -> None:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{method}: {option}={value!r}; expected True or False")
 
 
 def check_choice(method: str, option: str, value: Any, allowed: tuple) -> None:

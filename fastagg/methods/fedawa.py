@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,14 @@ from fastagg.methods.common import (
     Cohort,
     check_choice,
     check_client_ids,
+    check_flag,
+    check_integer,
     check_number,
     describe,
     float64,
     function_of,
     ratio,
-)  # fmt: skip
+)
 from fastagg.result import Result
 from fastagg.table import InputError
 
@@ -81,10 +82,8 @@ class FedAWA(Aggregator):
         check_choice("fedawa", "variant", self.variant, VARIANTS)
         check_choice("fedawa", "optimizer", self.optimizer, ("adam", "sgd"))
         check_choice("fedawa", "reg", self.reg, ("cos", "euc", None))
-        if not isinstance(self.layerwise, bool | np.bool_):
-            raise ValueError(f"fedawa: layerwise={self.layerwise!r}; expected True or False")
-        if not isinstance(self.steps, Integral) or isinstance(self.steps, bool) or self.steps < 0:
-            raise ValueError(f"fedawa: steps={self.steps!r}; expected an integer >= 0")
+        check_flag("fedawa", "layerwise", self.layerwise)
+        check_integer("fedawa", "steps", self.steps, 0)
         if self.lr is not None:
             check_number("fedawa", "lr", self.lr, 0, float("inf"), strict=True)
         check_number("fedawa", "gamma", self.gamma, -float("inf"), float("inf"))

@@ -16,12 +16,13 @@ from fastagg.methods.common import (
     Aggregator,
     Cohort,
     check_choice,
+    check_flag,
     check_number,
     describe,
     float64,
     function_of,
     ratio,
-)  # fmt: skip
+)
 from fastagg.result import Result
 from fastagg.table import InputError
 
@@ -58,7 +59,7 @@ class FedDisco(Aggregator):
         check_number("feddisco", "b", self.b, -float("inf"), float("inf"))
         check_choice("feddisco", "metric", self.metric, ("l2", "kl"))
         check_choice("feddisco", "target", self.target, ("uniform", "global"))
-        check_choice("feddisco", "normalize", self.normalize, (True, False))
+        check_flag("feddisco", "normalize", self.normalize)
 
     def round(self, cohort: Cohort, out, label_dist=None) -> Result:
         p = distributions(label_dist, cohort.K)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,15 @@ from torch.optim.swa_utils import SWALR
 
 from fastagg import backends, core
 from fastagg import table as tables
-from fastagg.methods.common import REGISTRY, Aggregator, Cohort, check_choice, check_number, describe
+from fastagg.methods.common import (
+    REGISTRY,
+    Aggregator,
+    Cohort,
+    check_choice,
+    check_integer,
+    check_number,
+    describe,
+)
 from fastagg.result import Result, check_out
 from fastagg.table import FLOATING, InputError, StateDict, Table, as_tensor
 
@@ -82,8 +89,7 @@ class FedLAW(Aggregator):
                 raise ValueError(f"fedlaw: {option}={getattr(self, option)!r}; expected one of {allowed}")
         if self.swa and self.mode == "gws":
             raise ValueError("fedlaw: swa=True averages the clients' weights, which mode='gws' does not learn")
-        if not isinstance(self.epochs, Integral) or isinstance(self.epochs, bool) or self.epochs < 1:
-            raise ValueError(f"fedlaw: epochs={self.epochs!r}; expected an integer >= 1")
+        check_integer("fedlaw", "epochs", self.epochs, 1)
         check_number("fedlaw", "lr", self.lr, 0, float("inf"), strict=True)
         check_number("fedlaw", "swa_lr", self.swa_lr, 0, float("inf"), strict=True)
         if self.loss is not None and not callable(self.loss):

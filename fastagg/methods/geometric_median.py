@@ -13,12 +13,16 @@ distances of the clients, and an iteration is one K-by-K product.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
 from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, check_number, function_of
+from fastagg.methods.common import (
+    Aggregator,
+    check_integer,
+    check_number,
+    function_of,
+)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,8 +46,7 @@ class GeometricMedian(Aggregator):
     nu: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.iterations, Integral) or isinstance(self.iterations, bool) or self.iterations < 0:
-            raise ValueError(f"geometric_median: iterations={self.iterations!r}; expected an integer >= 0")
+        check_integer("geometric_median", "iterations", self.iterations, 0)
         check_number("geometric_median", "tolerance", self.tolerance, 0, 1)
         if self.nu is not None:
             check_number("geometric_median", "nu", self.nu, 1e-100, float("inf"))

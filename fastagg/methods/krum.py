@@ -10,12 +10,17 @@ Clients that are not taken are not read again, so nothing of theirs (an infinite
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 
 import numpy as np
 
 from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, Cohort, describe, function_of
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_integer,
+    describe,
+    function_of,
+)
 from fastagg.result import Result, check_out
 from fastagg.table import InputError
 
@@ -36,7 +41,7 @@ class Krum(Aggregator):
     f: int = 1
 
     def __post_init__(self) -> None:
-        _check_integer(self.name, "f", self.f, 0)
+        check_integer(self.name, "f", self.f, 0)
 
     def round(self, cohort: Cohort, out) -> Result:
         gram = cohort.gram()
@@ -76,7 +81,7 @@ class MultiKrum(Krum):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.m is not None:
-            _check_integer(self.name, "m", self.m, 1)
+            check_integer(self.name, "m", self.m, 1)
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
         s = self._scores(gram)
@@ -109,11 +114,6 @@ def _first(s: np.ndarray, m: int) -> np.ndarray:
     weights = np.zeros(len(s))
     weights[np.argsort(s, kind="stable")[:m]] = 1 / m
     return weights
-
-
-def _check_integer(method: str, option: str, value, low: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{method}: {option}={value!r}; expected an integer >= {low}")
 
 
 krum = function_of(Krum)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, Cohort, check_choice, describe, function_of, ratio
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    check_flag,
+    describe,
+    function_of,
+    ratio,
+)
 from fastagg.result import Result
 
 
@@ -35,9 +42,8 @@ class LDAWA(Aggregator):
     layerwise: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("ldawa", "normalize", self.normalize, (True, False))
-        check_choice("ldawa", "layerwise", self.layerwise, (True, False))
-        self.layerwise = bool(self.layerwise)
+        check_flag("ldawa", "normalize", self.normalize)
+        check_flag("ldawa", "layerwise", self.layerwise)
 
     def round(self, cohort: Cohort, out) -> Result:
         gram = cohort.gram(self.layerwise)

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, check_choice, check_number, function_of
+from fastagg.methods.common import (
+    Aggregator,
+    check_flag,
+    check_number,
+    function_of,
+)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,8 +39,7 @@ class SimAgg(Aggregator):
 
     def __post_init__(self) -> None:
         check_number("simagg", "eps", self.eps, 0, float("inf"), strict=True)
-        check_choice("simagg", "layerwise", self.layerwise, (True, False))
-        self.layerwise = bool(self.layerwise)
+        check_flag("simagg", "layerwise", self.layerwise)
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
         nearness = 1 / (distances_to_mean(gram) + self.eps)  # the sum over j is the same for all: it cancels in u
