@@ -200,8 +200,10 @@ def objective(C: np.ndarray, numel, lam: np.ndarray, variant: str, reg: str | No
 
 def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[[np.ndarray, bool], tuple]:
     """(lam, want_loss) -> (loss, gradient), with all that does not depend on lam worked out once"""
-    c, b, G = C[..., :1, 0], C[..., 0, 1:], np.ascontiguousarray(C[..., 1:, 1:])
+    layers = C.ndim == 3
+    c, b, G = C[:, :1, 0] if layers else C[0, 0], C[..., 0, 1:], np.ascontiguousarray(C[..., 1:, 1:])
     squares = np.einsum("...kk->...k", G).copy()
+    least = 1e-15 * squares + 1e-300  # of a squared distance: what float64 can tell from zero
     r = np.zeros_like(squares)  # what "released" adds, linear in lam
     if variant == "released" and reg == "cos":
         r = _one_minus_cosine(c, b, squares, 1.0)
@@ -211,29 +213,28 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
     def deviation(lam, want_loss):
         Gl = _matvec(G, lam)
         q = _dot(lam, Gl)  # ||sum lam d||^2
-        apart = squares - 2 * Gl + q  # ||d_k - sum lam d||^2, zero below what float64 can tell from zero
-        distance = np.sqrt(np.where(apart > 1e-15 * (squares + q), apart, 0))
-        pull = ratio(lam, distance)
+        distance = np.sqrt(np.maximum(squares + q - 2 * Gl, least))  # ||d_k - sum lam d||
+        pull = lam / distance
         cost = distance + r
-        gradient = cost + Gl * pull.sum(-1, keepdims=True) - _matvec(G, pull)
+        gradient = cost + Gl * pull.sum(-1, keepdims=layers) - _matvec(G, pull)
         return _dot(lam, cost) if want_loss else None, gradient, Gl, q
 
     def released(lam, want_loss):
         loss, gradient, _, _ = deviation(lam, want_loss)
-        return loss[..., 0] if want_loss else None, gradient
+        return _last(loss), gradient
 
     def paper(lam, want_loss):
         loss, gradient, Gl, q = deviation(lam, want_loss)
-        s = lam.sum(-1, keepdims=True)
+        s = lam.sum(-1, keepdims=layers)
         a = _dot(lam, b)  # <sum lam d, g>
         if reg == "euc":
             e = s - 1  # sum lam w - g = e g + sum lam d
             length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
-            return (loss + length)[..., 0] if want_loss else None, gradient + ratio(e * c + a + e * b + Gl, length)
+            return _last(loss, length), gradient + ratio(e * c + a + e * b + Gl, length)
         length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
         slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
-        loss = (loss + _one_minus_cosine(c, a, q, s))[..., 0] if want_loss else None
-        return loss, gradient - ratio(slope, length**3 * np.sqrt(c))
+        away = _one_minus_cosine(c, a, q, s) if want_loss else None
+        return _last(loss, away), gradient - ratio(slope, length**3 * np.sqrt(c))
 
     return released if variant == "released" or reg is None else paper
 
@@ -250,8 +251,17 @@ def _matvec(A, x):
     return A @ x if x.ndim == 1 else (A @ x[..., None])[..., 0]
 
 
-def _dot(x, y):  # over clients, kept as a last dimension of 1
-    return (x * y).sum(-1, keepdims=True)
+def _dot(x, y):
+    """Over clients: a scalar, or [L, 1] with layers"""
+    return x @ y if x.ndim == 1 else (x * y).sum(-1, keepdims=True)
+
+
+def _last(loss, more=0.0):
+    """The loss as [] or [L]"""
+    if loss is None:
+        return None
+    total = np.asarray(loss + more)
+    return total[..., 0] if total.ndim else total
 
 
 def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]:
@@ -265,10 +275,11 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]
         _, v = f(lam, False)
         g = lam * (v - _dot(lam, v))
         if o.optimizer == "adam":
-            first = 0.5 * first + 0.5 * g
-            second = 0.999 * second + 0.001 * g * g
-            scale = (1 - 0.999**step) ** 0.5
-            T -= lr / (1 - 0.5**step) * first / (np.sqrt(second) / scale + 1e-8)
+            first = 0.5 * (first + g)
+            second *= 0.999
+            second += 0.001 * g * g
+            scale = (1 - 0.999**step) ** -0.5
+            T -= (lr / (1 - 0.5**step)) * first / (scale * np.sqrt(second) + 1e-8)
         else:
             g = g + 5e-4 * T
             first = g if step == 1 else 0.9 * first + g
