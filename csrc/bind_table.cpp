@@ -79,25 +79,26 @@ class Scanner {
   }
   bool usable() const { return usable_; }
 
-  // Writes the addresses of keys[0..] of `dict` into column `column` of out [T, columns], appends the values to `keep`,
-  // and returns how many keys from the start were as expected: plain, dense, on the CPU, of this shape and dtype.
-  py::ssize_t scan(const py::dict& dict, const py::tuple& keys, const py::tuple& shapes, const py::list& codes,
-                   py::array_t<int64_t, py::array::c_style>& out, py::ssize_t column, py::list& keep) const {
+  // Writes the addresses of the keys of `dict` into column `column` of out [T, columns] and appends the values to
+  // `keep`. What is not as expected (plain, dense, on the CPU, of this shape and dtype) is None there, and its index
+  // returned.
+  py::list scan(const py::dict& dict, const py::tuple& keys, const py::tuple& shapes, const py::list& codes,
+                py::array_t<int64_t, py::array::c_style>& out, py::ssize_t column, py::list& keep) const {
     if (out.ndim() != 2 || out.shape(0) != py::ssize_t(keys.size()) || column >= out.shape(1) ||
         shapes.size() != keys.size() || codes.size() != keys.size())
       throw std::invalid_argument("fastagg._cpu.Scanner: arrays do not match");
     int64_t* to = out.mutable_data() + column;
+    py::list odd;
     for (size_t t = 0; t < keys.size(); ++t, to += out.shape(1)) {
       PyObject* value = PyDict_GetItemWithError(dict.ptr(), PyTuple_GET_ITEM(keys.ptr(), t));
-      if (!value) {
-        if (PyErr_Occurred()) throw py::error_already_set();
-        return py::ssize_t(t);
+      if (!value && PyErr_Occurred()) throw py::error_already_set();
+      if (!value || !as_expected(value, PyTuple_GET_ITEM(shapes.ptr(), t), PyList_GET_ITEM(codes.ptr(), t), to)) {
+        odd.append(t);
+        value = Py_None;
       }
-      if (!as_expected(value, PyTuple_GET_ITEM(shapes.ptr(), t), PyList_GET_ITEM(codes.ptr(), t), to))
-        return py::ssize_t(t);
       if (PyList_Append(keep.ptr(), value)) throw py::error_already_set();
     }
-    return py::ssize_t(keys.size());
+    return odd;
   }
 
  private:
@@ -113,13 +114,16 @@ class Scanner {
     constexpr int cpu = 1;
     if (t.device.type != cpu || dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape))
       return false;
-    if (t.ndim == 0 && t.dtype.code == 2) return false;  // may be lazily negated; others show it by a stride of 2
+    if (t.ndim == 0 && t.dtype.code == 2)
+      return false;  // may be lazily negated (complex.conj().imag); with
+                     // dimensions that shows as a stride of 2
     int64_t dense = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
       if (t.shape[d] != PyLong_AsLongLong(PyTuple_GET_ITEM(shape, d))) return false;
       if (t.strides && t.strides[d] != dense && t.shape[d] != 0) return false;
       dense *= t.shape[d];
     }
+    if (!t.data && dense > 0) return false;  // its storage was freed
     *address = reinterpret_cast<int64_t>(static_cast<char*>(t.data) + t.byte_offset);
     return true;
   }

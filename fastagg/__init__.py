@@ -1,4 +1,4 @@
-"""fastagg: adaptive aggregation of federated-learning client models at the price of one or two reads of memory.
+"""fastagg: adaptive aggregation of federated-learning client models at the price of a few reads of memory.
 
 new_sd = fastagg.fedawa(global_sd, client_sds)      # a state dict; new_sd.weights are the client weights
 """

@@ -11,7 +11,7 @@ import torch
 from fastagg import backends
 from fastagg import table as tables
 from fastagg.gram import Gram
-from fastagg.result import Result, allocate, check_out, finish
+from fastagg.result import Result, allocate, check_out, finish, list_of
 from fastagg.table import InputError, StateDict, Table
 
 Params = Iterable[str] | torch.nn.Module | None
@@ -42,7 +42,8 @@ def mix(
     weights     [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
                 A tensor that requires grad gives a result that can be differentiated in it.
     layerwise   weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
-    out         a former result (or list of them), written in place; must not overlap an input
+    out         a former result (or list of them), written in place; must not overlap an input. When a method raises
+                because a client is not finite, out may have been written already.
     Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
     """
     table = tables.build(None, client_sds, layers=layers)
@@ -51,12 +52,14 @@ def mix(
     if weights.requires_grad:
         if out is not None:
             raise InputError("out: cannot be written in place when weights require grad")
+        if backend is not None:
+            raise InputError("backend: cannot be chosen per call when weights require grad; use fastagg.set_backend")
         flat = torch.ops.fastagg.mix([t for client in table.clients for t in client], weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
         results = mix_of(table, weights, row, out, backend=backend)
     for m, result in enumerate(results):
-        result.weights = weights[:, m].detach() if layerwise else weights[0, m].detach()
+        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
         result.layers = table.layout.layers if layerwise else None
     return results if several else results[0]
 
@@ -73,7 +76,7 @@ def gram_mix(
     weights, several = _mix_weights(table, weights, layerwise)
     matrix, results = gram_mix_of(table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend)
     for m, result in enumerate(results):
-        result.weights = weights[:, m].detach() if layerwise else weights[0, m].detach()
+        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
         result.layers = table.layout.layers if layerwise else None
         result.gram = matrix
     return matrix, results if several else results[0]
@@ -149,7 +152,8 @@ def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
 def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:
     if out is None:
         return allocate(table, M), [None] * M
-    return check_out(table, out, M), [out] if isinstance(out, dict) else list(out)
+    outs = list_of(out)
+    return check_out(table, outs, M), outs
 
 
 def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Tensor, bool]:

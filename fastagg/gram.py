@@ -61,7 +61,7 @@ class Gram:
         s = self._squares(G)
         scale = s[..., :, None] + s[..., None, :]
         d = scale - 2 * G
-        return torch.where(d > 1e-14 * scale, d, 0.0)
+        return torch.where(d <= 1e-14 * scale, 0.0, d)  # NaN stays NaN
 
     def cosine(self, of: str = "updates") -> Tensor:
         """cos(d_i, d_j) of="updates", cos(w_i, w_j) of="models": [K, K]; cos(w_k, g) of="global": [K]"""
@@ -84,7 +84,8 @@ class Gram:
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=squares.device)
         if not bool((sigma >= 0).all()):
             raise ValueError(f"sigma must not be negative, got {sigma}")
-        return torch.exp(-_divide(squares, 2 * sigma[..., None, None] ** 2))
+        wide = 2 * sigma[..., None, None] ** 2
+        return torch.exp(-torch.where(squares == 0, 0.0, squares / wide))  # equal clients: 1, also where sigma is 0
 
     def projection(self, weights: Tensor | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""

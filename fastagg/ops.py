@@ -125,7 +125,13 @@ def _(center, clients, layer, layers, per_layer, weights, row):
 def dots(left: list[Tensor], clients: list[Tensor], row: list[int], rows: int) -> Tensor:
     T = len(row)
     table = _table(None, clients, T)
-    plain = [x.contiguous() for x in left]
+    if not left or len(left) % T:
+        raise InputError(f"{len(left)} left tensors do not divide into models of {T} tensors")
+    shapes, dtypes = table.layout.shapes, table.layout.dtypes
+    plain = [
+        _checked(as_tensor(x, "left", str(i)), shapes[i % T], dtypes[i % T], table.device, "left", str(i))
+        for i, x in enumerate(left)
+    ]
     return backends.choose(table.device).dots(table, _nested(plain, T), _int32(row), rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,13 +76,19 @@ def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
 
 def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> list[list[torch.Tensor]]:
     """The tensors of `out`, once it is certain that writing them loses nothing."""
-    outs = [out] if isinstance(out, dict) else list(out)
+    outs = list_of(out)
     if len(outs) != outputs:
         raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
     address = np.empty((table.T, outputs), dtype=np.int64)
     tensors = [_check_one(table, sd, "out" if outputs == 1 else f"out[{m}]", address, m) for m, sd in enumerate(outs)]
     _check_overlap(table, address)
+    for tensor in (tensor for row in tensors for tensor in row if not tensor.is_inference()):
+        torch.autograd.graph.increment_version(tensor)  # a graph that saved it must notice, as with any in-place write
     return tensors
+
+
+def list_of(out: StateDict | list[StateDict]) -> list[StateDict]:
+    return [out] if isinstance(out, Mapping) else list(out)
 
 
 def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: int) -> list[torch.Tensor]:
@@ -89,11 +96,15 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
     if len(sd) != table.T or any(key not in sd for key in layout.keys):
         wrong = next(iter(set(layout.keys) ^ set(sd)))
         raise InputError(f"{who}: key {wrong!r} is {'missing' if wrong in layout.keys else 'not in the model'}")
-    row = scan(sd, layout, table.device, address, m)
-    for t in range(len(row), table.T):  # whatever the native scan did not find plain
+    row, odd = scan(sd, layout, table.device, address, m)
+    for t in odd:
         key = layout.keys[t]
+        if not isinstance(sd[key], torch.Tensor | np.ndarray):
+            raise InputError(f"{who}: key {key!r} is a {type(sd[key]).__name__}, expected a tensor or array")
         if isinstance(sd[key], np.ndarray) and not sd[key].flags.writeable:
             raise InputError(f"{who}: key {key!r} is a read-only array")
+        if isinstance(sd[key], np.ndarray) and not (sd[key].flags.c_contiguous and sd[key].dtype.isnative):
+            raise InputError(f"{who}: key {key!r} is not contiguous, or not of this machine's byte order")
         tensor = as_tensor(sd[key], who, key)
         found = (tuple(tensor.shape), tensor.dtype, tensor.device)
         expected = (layout.shapes[t], layout.dtypes[t], table.device)
@@ -102,7 +113,7 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
         if not tensor.is_contiguous() or tensor.is_neg():
             raise InputError(f"{who}: key {key!r} is not contiguous")
         address[t, m] = tensor.data_ptr()
-        row.append(tensor)
+        row[t] = tensor
     for key, tensor in zip(layout.keys, row, strict=True):
         if tensor.requires_grad:
             raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
@@ -123,7 +134,7 @@ def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
     inputs = table.client_address[real]
     if table.center is not None:
         inputs = np.concatenate([inputs, table.center_address[real, None]], axis=1)
-    input_start, input_stop = _intervals(inputs, size[real])
+    input_start, input_stop = _intervals(inputs, size[real], table.copied)
     reach = np.maximum.accumulate(input_stop)  # inputs may overlap each other
     before = np.searchsorted(input_start, stop, side="left")  # inputs that start before this output stops
     hit = (before > 0) & (reach[before - 1] > start)
@@ -132,11 +143,13 @@ def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
         raise InputError(f"out: key {table.layout.keys[t]!r} shares memory with an input; inputs are never modified")
 
 
-def _intervals(address: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[first byte, past the last) of tensors [T, n], sorted by the first"""
-    start = address.ravel()
+def _intervals(address: np.ndarray, size: np.ndarray, more=()) -> tuple[np.ndarray, np.ndarray]:
+    """[first byte, past the last) of tensors [T, n] and of more, sorted by the first"""
+    extra = np.array(more, dtype=np.int64).reshape(-1, 2)
+    start = np.concatenate([address.ravel(), extra[:, 0]])
+    stop = np.concatenate([(address + size[:, None]).ravel(), extra[:, 1]])
     order = np.argsort(start)
-    return start[order], (address + size[:, None]).ravel()[order]
+    return start[order], stop[order]
 
 
 def finish(table: Table, tensors: list[torch.Tensor], out: StateDict | None, **about: Any) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -55,14 +55,14 @@ def module_of(key: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _layout(keys, shapes, dtypes, params, tied, layers) -> Layout:
+def _layout(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
     if params is not None:
         for key in params - set(keys):
             raise InputError(f"params: {key!r} is not a key of the model")
     names: dict[str, int] = {}
     layer, is_param, gram_layer = [], [], []
-    for key, dtype in zip(keys, dtypes, strict=True):
-        layer.append(names.setdefault((layers or module_of)(key), len(names)))
+    for key, dtype, name in zip(keys, dtypes, layer_names or map(module_of, keys), strict=True):
+        layer.append(names.setdefault(name, len(names)))
         chosen = key in params if params is not None else key.rpartition(".")[2] not in BUFFER_NAMES
         if params is not None and chosen and dtype not in FLOATING:
             raise InputError(f"params: {key!r} is {dtype}; only floating-point tensors can be parameters")
@@ -89,6 +89,7 @@ class Table:
     center_address: np.ndarray  # [T] int64; zeros without a global model
     as_numpy: tuple[bool, ...]  # [T]: results for this key are NumPy arrays, as the caller's are
     metadata: Any = None  # state_dict()'s _metadata, handed on to results
+    copied: list[tuple[int, int]] = field(default_factory=list)  # [first byte, past the last) of what had to be copied
     client_ids: Sequence[Any] | None = None  # for messages
 
     @property
@@ -114,8 +115,9 @@ def build(
     client_ids: Sequence[Any] | None = None,
 ) -> Table:
     """Checks the models against each other and returns their table. Without a global model, client 0 sets the form."""
-    if isinstance(client_sds, Mapping):
-        raise InputError("client_sds is one mapping; expected a sequence of state dicts, one per client")
+    if isinstance(client_sds, Mapping) or not isinstance(client_sds, Iterable):
+        what = "one mapping" if isinstance(client_sds, Mapping) else f"a {type(client_sds).__name__}"
+        raise InputError(f"client_sds is {what}; expected a sequence of state dicts, one per client")
     client_sds = list(client_sds)
     if not client_sds:
         raise InputError("no clients: client_sds is empty")
@@ -125,6 +127,9 @@ def build(
     if global_sd is not None and not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
+    metadata = getattr(client_sds[0] if global_sd is None else global_sd, "_metadata", None)
+    client_sds = [_plain_dict(sd) for sd in client_sds]
+    global_sd = None if global_sd is None else _plain_dict(global_sd)
     reference, who = (
         (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
     )
@@ -136,21 +141,31 @@ def build(
         params = names
     elif params is not None:
         params = frozenset(params)
+        if not params:
+            raise InputError("params: no names given")
+    layer_names = None if layers is None else tuple(layers(key) for key in reference)
     shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
-    layout = _layout(tuple(reference), shapes, dtypes, params, tied, layers)
+    layout = _layout(tuple(reference), shapes, dtypes, params, tied, layer_names)
     device = tensors[0].device if tensors else torch.device("cpu")
 
     K, T = len(client_sds), len(tensors)
     client_address = np.empty((T, K), dtype=np.int64)
     center_address = np.zeros((T, 1), dtype=np.int64)
-    center = None
+    center, copied = None, []
     if global_sd is not None:
-        center = _read(global_sd, layout, device, who, center_address, 0)
+        center = _read(global_sd, layout, device, who, center_address, 0, copied)
     clients = [
-        _read(sd, layout, device, client_name(k, client_ids), client_address, k) for k, sd in enumerate(client_sds)
+        _read(sd, layout, device, client_name(k, client_ids), client_address, k, copied)
+        for k, sd in enumerate(client_sds)
     ]
-    return Table(layout, device, clients, center, client_address, center_address[:, 0], as_numpy,
-                 getattr(reference, "_metadata", None), client_ids)  # fmt: skip
+    return Table(
+        layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, copied, client_ids
+    )
+
+
+def _plain_dict(sd: StateDict) -> dict:
+    """The mapping itself where looking a key up costs nothing; else its tensors, each asked for once"""
+    return sd if isinstance(sd, dict) and type(sd).__getitem__ is dict.__getitem__ else {key: sd[key] for key in sd}
 
 
 def client_name(k: int, client_ids: Sequence[Any] | None) -> str:
@@ -171,28 +186,42 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
     return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
 
 
-def _read(sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, column: int) -> list[torch.Tensor]:
+def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, column: int, copied: list) -> list:
     """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]."""
-    tensors = scan(sd, layout, device, address, column)
-    for t in range(len(tensors), len(layout.keys)):  # whatever the native scan did not find plain
+    tensors, odd = scan(sd, layout, device, address, column)
+    for t in odd:
         key = layout.keys[t]
         if key not in sd:
             raise InputError(f"{who}: key {key!r} is missing")
-        tensor = _checked(as_tensor(sd[key], who, key), layout.shapes[t], layout.dtypes[t], device, who, key)
-        address[t, column] = tensor.data_ptr()
-        tensors.append(tensor)
+        given = as_tensor(sd[key], who, key)
+        tensors[t] = _checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
+        address[t, column] = tensors[t].data_ptr()
+        if tensors[t] is not sd[key]:
+            copied.append(extent(sd[key]))
     if len(sd) != len(layout.keys):
         extra = next(key for key in sd if key not in set(layout.keys))
         raise InputError(f"{who}: key {extra!r} is not in the model it is compared with")
     return tensors
 
 
-def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> list[torch.Tensor]:
-    """The first tensors of a model, up to one that is not plain, dense and as the layout says; natively, so fast."""
-    tensors: list[torch.Tensor] = []
-    if _scanner is not None and isinstance(sd, dict) and device.type == "cpu" and len(sd) == len(layout.keys):
-        _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
-    return tensors
+def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> tuple[list, Iterable[int]]:
+    """A model's tensors, natively and so fast; and the indices of those that want a closer look (None in the list)"""
+    T = len(layout.keys)
+    if _scanner is None or device.type != "cpu" or getattr(type(sd), "__getitem__", None) is not dict.__getitem__:
+        return [None] * T, range(T)
+    tensors: list = []
+    return tensors, _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
+
+
+def extent(value: Any) -> tuple[int, int]:
+    """[first byte, past the last) of the memory a tensor or array looks at"""
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    array = np.asarray(value)
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)] if array.size else []
+    start = array.__array_interface__["data"][0]
+    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + array.itemsize
 
 
 def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
@@ -202,6 +231,8 @@ def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> 
         raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, expected {dtype}")
     if tensor.device != device:
         raise InputError(f"{who}: key {key!r} is on {tensor.device}, expected {device}")
+    if tensor.numel() and not tensor.data_ptr():
+        raise InputError(f"{who}: key {key!r} has no memory: its storage was freed")
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_neg().contiguous()
@@ -247,6 +278,7 @@ def _from_numpy(array: np.ndarray, who: str, key: str) -> torch.Tensor:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNSUPPORTED = (
     ("DTensor", lambda t: type(t).__name__ == "DTensor"),
+    ("fake", lambda t: type(t).__name__ == "FakeTensor"),
     ("meta", lambda t: t.is_meta),
     ("nested", lambda t: t.is_nested),
     ("sparse", lambda t: t.layout is not torch.strided),

@@ -13,11 +13,12 @@ LEVELS = ("baseline", "avx2", "avx512")
 def _restore():
     """Every test starts and ends with the default backend, thread count and SIMD level."""
     threads = torch.get_num_threads()
+    level = backends.cpu._cpu.simd_level() if backends.cpu is not None else None
     yield
     torch.set_num_threads(threads)
     fastagg.set_backend("auto")
     if backends.cpu is not None:
-        backends.cpu._cpu.set_simd("avx512")
+        backends.cpu._cpu.set_simd(level)
 
 
 @pytest.fixture(params=LEVELS)

@@ -190,3 +190,50 @@ def test_one_client_one_tensor():
     g, clients = make(1, {"w": (5,)})
     assert_same_bits(fastagg.fedavg(g, clients), clients[0])
     assert fastagg.fedavg(None, clients).weights.tolist() == [1.0]
+
+
+def test_out_must_not_overlap_an_input_that_had_to_be_copied():
+    memory = torch.arange(6.0).reshape(2, 3)
+    ones = {"w": torch.ones(3, 2)}
+    with pytest.raises(fastagg.InputError, match="shares memory with an input"):
+        fastagg.mix([{"w": memory.T}, ones], [0.5, 0.5], out={"w": memory.reshape(3, 2)})
+    array = np.arange(4, dtype=np.float32)
+    with pytest.raises(fastagg.InputError, match="shares memory with an input"):
+        fastagg.mix([{"w": array[::-1]}, {"w": np.ones(4, np.float32)}], [0.5, 0.5], out={"w": array})
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+def test_out_overlapping_the_longer_of_two_nested_inputs():
+    memory = torch.zeros(100)
+    clients = [{"a": memory[:90], "b": memory[5:15]}, {"a": torch.ones(90), "b": torch.ones(10)}]
+    out = {"a": torch.empty(90), "b": memory[60:70]}
+    with pytest.raises(fastagg.InputError, match="key 'b' shares memory"):
+        fastagg.mix(clients, [0.5, 0.5], out=out)
+
+
+@pytest.mark.parametrize("bad", [np.zeros(4, ">f4"), np.zeros(4, np.float32)[::-1], np.float32(1)], ids=repr)
+def test_out_that_could_not_be_written_in_place(bad):
+    clients = [{"w": np.ones(4, np.float32)}] * 2
+    with pytest.raises(fastagg.InputError, match="out: key 'w'"):
+        fastagg.mix(clients, [0.5, 0.5], out={"w": bad})
+
+
+def test_writing_out_invalidates_graphs_that_saved_it():
+    x, y = {"w": torch.ones(3)}, {"w": torch.ones(3) * 2}
+    weights = torch.tensor([0.5, 0.5], requires_grad=True)
+    loss = fastagg.mix([x, y], weights)["w"].sum()
+    fastagg.mix([y, y], [100.0, 100.0], out=x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_weights_of_a_result_are_its_own(cohort):
+    weights = torch.rand(4, dtype=torch.float64)
+    result = fastagg.mix(cohort[1], weights)
+    weights.zero_()
+    assert (result.weights > 0).all()
+
+
+def test_backend_with_gradients(cohort):
+    with pytest.raises(fastagg.InputError, match="backend: cannot be chosen per call"):
+        fastagg.mix(cohort[1], torch.ones(4, requires_grad=True), backend="cpu")

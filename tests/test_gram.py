@@ -73,3 +73,13 @@ def test_bad_arguments():
         gram.cosine("weights")
     with pytest.raises(ValueError, match="sigma must not be negative"):
         gram.gaussian(-1.0)
+
+
+def test_a_client_that_is_not_a_number_is_not_close_to_the_others():
+    gram = fastagg.gram({"w": torch.zeros(4)}, [{"w": torch.tensor([float("nan"), 0, 0, 0])}, {"w": torch.ones(4)}])
+    assert gram.distances()[0, 1].isnan()
+
+
+def test_the_narrowest_gaussian():
+    g, clients = make(2, {"w": (3,)})
+    assert fastagg.gram(g, clients).gaussian(0.0).tolist() == [[1.0, 0.0], [0.0, 1.0]]

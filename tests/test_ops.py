@@ -104,3 +104,11 @@ def test_reference_and_native_agree_on_dots():
     got = torch.ops.fastagg.dots(left, flat_clients, [0, 1], 2).sum(0)
     expected = torch.stack([flat(sd) for sd in clients[:2]]) @ torch.stack([flat(sd) for sd in clients]).T
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "left", [[torch.ones(1)], [torch.ones(40, dtype=torch.float64)], [torch.ones(40)] * 3, []], ids=len
+)
+def test_dots_checks_what_it_is_given(left):
+    with pytest.raises(fastagg.InputError, match="left"):
+        torch.ops.fastagg.dots(left, [torch.ones(40), torch.ones(40)], [0, 0], 1)

@@ -357,3 +357,60 @@ def test_tied_parameters_count_once_and_stay_tied():
         assert torch.equal(result["embed.weight"], result["head.weight"])
     result = fastagg.fedawa(g, clients, params=model, gamma=0.5)
     assert torch.equal(result["embed.weight"], result["head.weight"])
+
+
+def test_tensors_without_memory_are_refused(scan):
+    freed = torch.ones(40)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(fastagg.InputError, match="client 0: key 'w' has no memory"):
+        fastagg.mix([{"w": freed}], [1.0])
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(40)
+    with pytest.raises(fastagg.InputError, match="client 1: key 'w' is a fake tensor"):
+        fastagg.mix([{"w": torch.ones(40)}, {"w": fake}], [1.0, 1.0])
+
+
+class Scaled(dict):
+    """A dict that answers otherwise than it stores, as lazy state dicts do"""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key) * 10
+
+
+def test_a_dict_with_a_will_of_its_own(scan, cohort):
+    g, clients = cohort
+    expected = fastagg.mix([{k: v * 10 for k, v in sd.items()} for sd in clients], [0.2, 0.3, 0.5])
+    assert_same_bits(fastagg.mix([Scaled(sd) for sd in clients], [0.2, 0.3, 0.5]), expected)
+    assert_same_bits(fastagg.fedavg(Scaled(g), [Scaled(sd) for sd in clients], [2, 3, 5]), expected)
+
+
+def test_params_may_be_an_iterator(cohort):
+    g, clients = cohort
+    aggregator = fastagg.FedAWA(params=(name for name in ["fc.weight"]))
+    for _ in range(2):
+        assert int(aggregator.aggregate(g, clients).gram.numel) == 20
+    with pytest.raises(fastagg.InputError, match="params: no names given"):
+        fastagg.gram(g, clients, params=[])
+
+
+def test_layers_of_a_mapping_that_changes(cohort):
+    g, clients = cohort
+    names = dict.fromkeys(g, "all")
+    assert fastagg.gram(g, clients, layerwise=True, layers=names.__getitem__).layers == ("all",)
+    names["fc.bias"] = "bias"
+    assert fastagg.gram(g, clients, layerwise=True, layers=names.__getitem__).layers == ("all", "bias")
+
+
+def test_one_odd_tensor_among_many(scan, cohort):
+    g, clients = cohort
+    g = {"scale": torch.tensor(1.0), **g}
+    clients = [{"scale": torch.tensor(float(k)), **sd} for k, sd in enumerate(clients)]
+    table = tables.build(g, clients)
+    assert all(t is clients[1][key] for key, t in zip(g, table.clients[1], strict=True))
+
+
+@pytest.mark.parametrize("clients", [None, 3])
+def test_clients_that_are_no_sequence(clients):
+    for call in (fastagg.fedavg, fastagg.gram):
+        with pytest.raises(fastagg.InputError, match="client_sds is a"):
+            call({"w": torch.ones(1)}, clients)

@@ -71,9 +71,14 @@ template <class Between> void products(RowProducts p, int64_t piece, const Betwe
 
 template <class T> void maximum(const MixChunk& p) {
   for (int64_t e = p.begin; e < p.begin + p.count; ++e) {
-    T largest = ((const T*)p.client[0])[e];
-    for (int64_t k = 1; k < p.clients; ++k) largest = std::max(largest, ((const T*)p.client[k])[e]);
-    for (int64_t m = 0; m < p.outputs; ++m) ((T*)p.out[m * p.out_stride])[e] = largest;
+    T largest, other;  // copied in and out: NumPy's arrays may lie at any address
+    std::memcpy(&largest, (const char*)p.client[0] + e * sizeof(T), sizeof(T));
+    for (int64_t k = 1; k < p.clients; ++k) {
+      std::memcpy(&other, (const char*)p.client[k] + e * sizeof(T), sizeof(T));
+      largest = std::max(largest, other);
+    }
+    for (int64_t m = 0; m < p.outputs; ++m)
+      std::memcpy((char*)p.out[m * p.out_stride] + e * sizeof(T), &largest, sizeof(T));
   }
 }
 
@@ -107,6 +112,7 @@ bool wants_streaming(const Table& t, const Mix& m) {
 
 // The Gram, and with it the mix when there is one.
 void run(const Table& t, const Gram& g, const Mix* m, int threads) {
+  const DefaultFloatEnvironment environment;
   const int64_t R = t.clients + 1;
   const Groups rows(R);
   std::vector<std::pair<int, int>> pairs;
@@ -121,6 +127,7 @@ void run(const Table& t, const Gram& g, const Mix* m, int threads) {
   auto layer_of = [&](int64_t i) { return g.layer[i] >= 0 ? g.layer[i] : g.layers; };
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return layer_of(a) < layer_of(b); });
   const Chunks chunks(t, order);
+  threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, chunks.size() * units)));
 
   std::fill_n(g.out, (g.per_layer ? g.layers : 1) * R * R, 0.0);
   std::vector<double> of_layer(g.per_layer ? 0 : R * R, 0.0);  // the layer being summed, when only the total is kept

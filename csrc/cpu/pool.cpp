@@ -41,10 +41,11 @@ struct Pool {
     }
   }
 
-  // Signals are for the interpreter's threads: a helper starts with all of them blocked.
+  // Signals are for the interpreter's threads: a helper starts with all blocked but those that its own faults raise.
   void start_helpers(int wanted) {
     sigset_t all, old;
     sigfillset(&all);
+    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     try {
       for (; helpers < wanted; ++helpers) std::thread([this] { help(); }).detach();

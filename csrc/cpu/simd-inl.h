@@ -15,7 +15,6 @@ constexpr int lanes = vector_bytes / 4;  // float32 lanes of a vector; also the 
 typedef float VF __attribute__((vector_size(vector_bytes)));
 typedef double VD __attribute__((vector_size(vector_bytes)));
 typedef uint32_t VU __attribute__((vector_size(vector_bytes)));
-typedef int32_t VI __attribute__((vector_size(vector_bytes)));
 typedef float HalfVF __attribute__((vector_size(vector_bytes / 2)));
 typedef uint16_t HalfVU __attribute__((vector_size(vector_bytes / 2)));
 typedef float F4 __attribute__((vector_size(16)));
@@ -89,7 +88,6 @@ inline VD widen(HalfVF v) { return __builtin_convertvector(v, VD); }
 // ---- 16-bit floats ----
 inline VF load_float(const float* p) { return load_raw<VF>(p); }
 inline VF load_float(const bf16* p) { return bits<VF>(__builtin_convertvector(load_raw<HalfVU>(p), VU) << 16); }
-inline void store_float(float* p, VF v) { store_raw(p, v); }
 inline void store_float(bf16* p, VF v) {  // to nearest, ties to even; NaN stays NaN
   VU u = bits<VU>(v);
   VU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 
 import torch
@@ -15,6 +16,7 @@ try:
 except ImportError as error:
     cpu = None
     _why_no_cpu = str(error)
+    warnings.warn(f"fastagg: no native module ({error}); the much slower reference is used", stacklevel=2)
 
 NAMES = ("auto", "cpu", "reference")
 _chosen = "auto"

@@ -12,7 +12,7 @@ from fastagg.table import Table
 
 _level = os.environ.get("FASTAGG_SIMD")
 if _level and not _cpu.set_simd(_level):
-    raise ImportError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
+    raise ValueError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
 
 
 def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch.Tensor:

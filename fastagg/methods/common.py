@@ -100,9 +100,11 @@ class Aggregator:
         """One round: the new global model. client_ids names the clients over rounds (default: 0, 1, ...)."""
         for unknown in round_info.keys() - set(self.round_info):
             raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
-        if not isinstance(client_sds, Mapping):
+        if self.params is not None and not isinstance(self.params, torch.nn.Module):
+            self.params = frozenset(self.params)  # an iterator would be empty in the next round
+        if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
             client_sds = list(client_sds)
-        ids = check_client_ids(client_ids, len(client_sds))
+        ids = check_client_ids(client_ids, len(client_sds)) if isinstance(client_sds, list) else None
         if self.needs_global:
             core.need_global(global_sd)
         table = tables.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
@@ -198,7 +200,10 @@ def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndar
     """n_k, the clients' shares of the data, summing to 1: [K]. None: equal shares."""
     if sizes is None:
         return np.full(K, 1 / K)
-    n = float64(sizes)
+    try:
+        n = float64(sizes)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sizes: expected {K} numbers, one per client ({error})") from error
     if n.shape != (K,):
         raise InputError(f"sizes have shape {n.shape}, expected ({K},): one number per client")
     for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):

@@ -106,7 +106,9 @@ class FedAWA(Aggregator):
                 weights, after = solve(gram, start, self)
             result = self._mix(cohort, weights, out)
         if after is not None:
-            self._logits.update((name, after[..., k].copy()) for k, name in enumerate(cohort.ids))
+            # a client without data has no finite first logit in "paper": it starts anew once it has some
+            told = np.flatnonzero(cohort.n) if self.variant == "paper" else range(cohort.K)
+            self._logits.update((cohort.ids[k], after[..., k].copy()) for k in told)
             self._layers = layers
             after = torch.from_numpy(after)
         return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
