@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=models.MODELS, default="resnet18")
     parser.add_argument("--clients", type=int, default=20, metavar="K")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of fastagg (default 7)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     args = parser.parse_args()
     K = args.clients
     torch.manual_seed(0)
@@ -56,19 +56,17 @@ def main() -> int:
             check(contest)
         read = measure.read_once(client_sds)
         former = fastagg.fedavg(global_sd, client_sds)
-        fast = {"read": read}
+        jobs = {"read": read, "foreach": lambda: torch_code.fedavg_foreach(global_sd, client_sds)}
         for c in contests:
-            fast[c.name] = c.ours
-            fast[c.name + " out"] = lambda c=c: c.ours(out=former)
-        fast_times = measure.interleaved(fast, bar.track(range(args.rounds), description="Timing fastagg"))
-        slow = {"read": read, "foreach": lambda: torch_code.fedavg_foreach(global_sd, client_sds)}
-        slow |= {c.name: c.theirs for c in contests}
-        slow_times = measure.interleaved(slow, bar.track(range(3), description="Timing PyTorch"))
+            jobs[c.name] = c.ours
+            jobs[c.name + " out"] = lambda c=c: c.ours(out=former)
+            jobs[c.name + " torch"] = c.theirs
+        times = measure.interleaved(jobs, bar.track(range(args.rounds), description="Timing, in turns"))
         memory = {
             c.name: (measure.peak_extra_memory(c.ours), measure.peak_extra_memory(c.theirs))
             for c in bar.track(contests, description="Measuring memory")
         }
-    report(args.model, global_sd, K, contests, fast_times, slow_times, memory)
+    report(args.model, global_sd, K, contests, times, memory)
     return 0
 
 
@@ -85,8 +83,8 @@ def check(contest: Contest) -> None:
         torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def report(model, global_sd, K, contests, fast, slow, memory) -> None:
-    R = fast["read"].median
+def report(model, global_sd, K, contests, times, memory) -> None:
+    R = times["read"].median
     D = sum(v.numel() for v in global_sd.values())
     size = sum(v.numel() * v.element_size() for v in global_sd.values())
     table = Table(
@@ -98,18 +96,18 @@ def report(model, global_sd, K, contests, fast, slow, memory) -> None:
     table.add_column("faster", justify="right", style="bold green")
     table.add_column("extra memory\nfastagg / PyTorch", justify="right")
     for c in contests:
-        ours, reuse, theirs = fast[c.name].median, fast[c.name + " out"].median, slow[c.name].median
+        ours, reuse, theirs = (times[c.name + kind].median for kind in ("", " out", " torch"))
         table.add_row(
             c.name, _ms(ours), f"{ours / R:.1f}", _ms(reuse), f"{reuse / R:.1f}", _ms(theirs),
-            f"{theirs / slow['read'].median:.0f}", f"{theirs / ours:.0f} x", " / ".join(map(_mb, memory[c.name])),
+            f"{theirs / R:.0f}", f"{theirs / ours:.0f} x", " / ".join(map(_mb, memory[c.name])),
         )  # fmt: skip
     console.print(table)
-    foreach = slow["foreach"].median
+    foreach = times["foreach"].median
     console.print(
         f"One read of the clients' memory takes {_ms(R)} here ({K * size / R / 1e9:.0f} GB/s, "
         f"{torch.get_num_threads()} threads, {fastagg.info()['simd']}, {measure.cpu_name()}).\n"
         f"FedAvg with torch._foreach_, the best PyTorch has for it, takes {_ms(foreach)} "
-        f"({foreach / slow['read'].median:.1f} reads).\n"
+        f"({foreach / R:.1f} reads).\n"
         "Answers were checked against each other first. Medians; contestants take turns in one process."
     )
 
