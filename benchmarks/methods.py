@@ -62,6 +62,11 @@ def main() -> int:
     clients = list(models.clients(g, args.clients))
     jobs = {"read": measure.read_once(clients), "gram": lambda: fastagg.gram(g, clients)} | rounds_of(g, clients, True)
     times = measure.interleaved(jobs, track(range(args.rounds), "Timing rounds", transient=True))
+    del jobs  # and with it the outputs that were written in place
+    fresh = {"gram": lambda: fastagg.gram(g, clients)} | rounds_of(g, clients, False)
+    memory = {
+        name: measure.peak_extra_memory(job) for name, job in track(fresh.items(), "Measuring memory", transient=True)
+    }
 
     small = {"fc.weight": torch.randn(CLASSES, 8)}
     crowd = [{"fc.weight": small["fc.weight"] + 0.1 * torch.randn(CLASSES, 8)} for _ in range(100)]
@@ -70,23 +75,24 @@ def main() -> int:
 
     R, base = times["read"].median, alone["fedavg"].median + alone["gram"].median
     table = Table(title=f"\n{args.clients} x {args.model}", title_style="bold", title_justify="left")
-    for heading in ("method", "time", "reads of memory", "K x K arithmetic, K = 100"):
+    for heading in ("method", "time", "reads of memory", "extra memory\nwithout out=", "K x K arithmetic,\nK = 100"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     rows = {}
-    for name in jobs:
-        if name == "read":
-            continue
+    for name in fresh:
         extra = max(alone[name].median - (base if name not in ("gram", "fedavg") else alone[name].median), 0)
         rows[name] = {"ms": times[name].median * 1e3, "reads": times[name].median / R, "kxk_ms": extra * 1e3}
-        table.add_row(
-            name, f"{rows[name]['ms']:.1f} ms", f"{rows[name]['reads']:.2f}", f"{rows[name]['kxk_ms']:.2f} ms"
-        )
+        rows[name]["extra_bytes"] = memory[name]
+        shown = "?" if memory[name] is None else f"{memory[name] / 1e6:.0f} MB"
+        row = rows[name]
+        table.add_row(name, f"{row['ms']:.1f} ms", f"{row['reads']:.2f}", shown, f"{row['kxk_ms']:.2f} ms")
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table)
     console.print(
         f"R = {R * 1e3:.1f} ms; {torch.get_num_threads()} threads, {fastagg.info()['simd']}, {measure.cpu_name()}; "
         "medians, methods take turns. The last column is a round of 100 tiny models less its FedAvg and its Gram.\n"
-        "FedAWA: the paper's variant with 10 steps. Personalised methods write a model per client."
+        f"One model is {sum(v.numel() * v.element_size() for v in g.values()) / 1e6:.0f} MB; server optimisers keep "
+        "moments of that size. FedAWA: the paper's variant with 10 steps.\n"
+        "Personalised methods write a model per client, also in the last column."
     )
     args.json.parent.mkdir(parents=True, exist_ok=True)
     about = {"model": args.model, "K": args.clients, "date": str(datetime.date.today()), "cpu": measure.cpu_name()}
