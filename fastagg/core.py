@@ -58,9 +58,7 @@ def mix(
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
         results = mix_of(table, weights, row, out, backend=backend)
-    for m, result in enumerate(results):
-        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
-        result.layers = table.layout.layers if layerwise else None
+    _describe(results, table, weights, layerwise)
     return results if several else results[0]
 
 
@@ -75,10 +73,7 @@ def gram_mix(
     table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
     weights, several = _mix_weights(table, weights, layerwise)
     matrix, results = gram_mix_of(table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend)
-    for m, result in enumerate(results):
-        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
-        result.layers = table.layout.layers if layerwise else None
-        result.gram = matrix
+    _describe(results, table, weights, layerwise, matrix)
     return matrix, results if several else results[0]
 
 
@@ -147,6 +142,13 @@ def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
     if layerwise:
         return Gram(matrix, numel, table.layout.layers)
     return Gram(matrix[0], numel.sum())
+
+
+def _describe(results: list[Result], table: Table, weights: torch.Tensor, layerwise: bool, gram=None) -> None:
+    for m, result in enumerate(results):
+        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
+        result.layers = table.layout.layers if layerwise else None
+        result.gram = gram
 
 
 def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:

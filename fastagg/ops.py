@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fastagg import backends
-from fastagg.table import DTYPE_CODE, FLOATING, InputError, Layout, Table, _checked, as_tensor
+from fastagg import table as tables
+from fastagg.table import FLOATING, InputError, Table
 
 
 def _op(name: str, schema: str):
@@ -28,34 +29,14 @@ def _op(name: str, schema: str):
 
 
 def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -> Table:
-    if T == 0 or not clients or len(clients) % T:
-        raise InputError(f"{len(clients)} client tensors do not divide into models of {T} tensors")
-    form = clients[:T] if center is None else center
-    for t, x in enumerate(form):
-        if x.dtype not in DTYPE_CODE:
-            raise InputError(f"tensor {t} has dtype {x.dtype}, which cannot be aggregated")
-    device = form[0].device
-    shapes, dtypes = tuple(tuple(x.shape) for x in form), tuple(x.dtype for x in form)
+    """The table of flat lists: tensor t is key str(t)"""
+    return tables.build(None if center is None else _models("center", center, T)[0], _models("client", clients, T))
 
-    def read(who: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            _checked(as_tensor(x, who, str(t)), shapes[t], dtypes[t], device, who, str(t))
-            for t, x in enumerate(tensors)
-        ]
 
-    rows = [read(f"client {k}", clients[k * T : (k + 1) * T]) for k in range(len(clients) // T)]
-    g = None if center is None else read("the global model", center)
-    codes = [DTYPE_CODE[d] for d in dtypes]
-    layout = Layout(
-        tuple(map(str, range(T))), shapes, dtypes, ("",), np.array([x.numel() for x in form], dtype=np.int64),
-        np.array(codes, dtype=np.int32), np.zeros(T, np.int32), np.ones(T, bool), np.zeros(T, np.int32),
-        codes,
-    )  # fmt: skip
-    address = np.array([[x.data_ptr() for x in row] for row in rows], dtype=np.int64)
-    return Table(
-        layout, device, rows, g, np.ascontiguousarray(address.T),
-        np.array([x.data_ptr() for x in g] if g is not None else [0] * T, dtype=np.int64), (False,) * T,
-    )  # fmt: skip
+def _models(what: str, flat: Sequence[Tensor], T: int) -> list[dict[str, Tensor]]:
+    if T == 0 or not flat or len(flat) % T:
+        raise InputError(f"{len(flat)} {what} tensors do not divide into models of {T} tensors")
+    return [{str(t): x for t, x in enumerate(flat[at : at + T])} for at in range(0, len(flat), T)]
 
 
 def _empty(clients: Sequence[Tensor], T: int, M: int) -> list[Tensor]:
@@ -125,14 +106,15 @@ def _(center, clients, layer, layers, per_layer, weights, row):
 def dots(left: list[Tensor], clients: list[Tensor], row: list[int], rows: int) -> Tensor:
     T = len(row)
     table = _table(None, clients, T)
-    if not left or len(left) % T:
-        raise InputError(f"{len(left)} left tensors do not divide into models of {T} tensors")
-    shapes, dtypes = table.layout.shapes, table.layout.dtypes
+    form = list(zip(table.layout.shapes, table.layout.dtypes, strict=True))
     plain = [
-        _checked(as_tensor(x, "left", str(i)), shapes[i % T], dtypes[i % T], table.device, "left", str(i))
-        for i, x in enumerate(left)
+        [
+            tables.checked(tables.as_tensor(x, "left", key), *form[t], table.device, "left", key)
+            for t, (key, x) in enumerate(model.items())
+        ]
+        for model in _models("left", left, T)
     ]
-    return backends.choose(table.device).dots(table, _nested(plain, T), _int32(row), rows)
+    return backends.choose(table.device).dots(table, plain, _int32(row), rows)
 
 
 @dots.register_fake

@@ -194,7 +194,7 @@ def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, colum
         if key not in sd:
             raise InputError(f"{who}: key {key!r} is missing")
         given = as_tensor(sd[key], who, key)
-        tensors[t] = _checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
+        tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
         address[t, column] = tensors[t].data_ptr()
         if tensors[t] is not sd[key]:
             copied.append(extent(sd[key]))
@@ -224,7 +224,7 @@ def extent(value: Any) -> tuple[int, int]:
     return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + array.itemsize
 
 
-def _checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
+def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
     if tuple(tensor.shape) != shape:
         raise InputError(f"{who}: key {key!r} has shape {tuple(tensor.shape)}, expected {shape}")
     if tensor.dtype != dtype:

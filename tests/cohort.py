@@ -32,8 +32,35 @@ def make(K, shapes, dtype=torch.float32, *, scale=1e-2, seed=0, offset=0, intege
     return {name: place(g) for name, g in center.items()}, clients
 
 
+def make_with_batch_norm(K, shapes, dtype, *, seed, scale):
+    """make(), with running variances that are positive and counters that differ"""
+    g, clients = make(K, shapes, dtype, seed=seed, scale=scale)
+    for k, sd in enumerate([g, *clients]):
+        sd["bn.running_var"] = sd["bn.running_var"].abs()
+        sd["bn.num_batches_tracked"] = torch.tensor(10 + 7 * k % 5)
+    return g, clients
+
+
+def clone(sd):
+    return {key: value.clone() for key, value in sd.items()}
+
+
+def degenerate(shapes):
+    """Cohorts (name, global_sd, client_sds) in which distances, directions or scales vanish"""
+    g, clients = make(4, shapes, torch.float64, scale=0.1)
+    zero = {key: torch.zeros_like(value) for key, value in g.items()}
+    pair = [{key: sign * value for key, value in g.items()} for sign in (1, -1)]
+    yield "no update", g, [clone(g) for _ in range(3)]
+    yield "one update zero", g, [clone(g), *clients]
+    yield "all zero", zero, [clone(zero), clone(zero)]
+    yield "updates cancel", zero, pair
+    yield "one is the mean", zero, [*pair, clone(zero)]
+    for scale in (1e6, 1e-20):
+        yield f"scale {scale}", zero, [{key: scale * value for key, value in sd.items()} for sd in clients]
+
+
 def snapshot(*state_dicts):
-    return [{key: value.clone() for key, value in sd.items()} for sd in state_dicts]
+    return [clone(sd) for sd in state_dicts]
 
 
 def assert_unchanged(state_dicts, before):

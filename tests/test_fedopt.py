@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cohort import assert_same_bits, assert_unchanged, make, snapshot
+from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +23,7 @@ by_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.name)
 
 
 def cohort(K=4, dtype=torch.float64, seed=0, scale=1e-2):
-    g, clients = make(K, SHAPES, dtype, seed=seed, scale=scale)
-    for k, sd in enumerate([g, *clients]):
-        sd["bn.running_var"] = sd["bn.running_var"].abs()
-        sd["bn.num_batches_tracked"] = torch.tensor(10 + 7 * k % 5)
-    return g, clients
+    return make_with_batch_norm(K, SHAPES, dtype, seed=seed, scale=scale)
 
 
 def flat(sd):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cohort import assert_same_bits, assert_unchanged, make, snapshot
+from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,11 +17,7 @@ SIZES = (120, 30, 75, 210, 40)
 
 
 def cohort(K=5, dtype=torch.float64, seed=0, scale=1e-1):
-    g, clients = make(K, SHAPES, dtype, seed=seed, scale=scale)
-    for k, sd in enumerate([g, *clients]):
-        sd["bn.running_var"] = sd["bn.running_var"].abs()
-        sd["bn.num_batches_tracked"] = torch.tensor(10 + 7 * k % 5)
-    return g, clients
+    return make_with_batch_norm(K, SHAPES, dtype, seed=seed, scale=scale)
 
 
 def flat(sd):

@@ -112,3 +112,6 @@ def test_reference_and_native_agree_on_dots():
 def test_dots_checks_what_it_is_given(left):
     with pytest.raises(fastagg.InputError, match="left"):
         torch.ops.fastagg.dots(left, [torch.ones(40), torch.ones(40)], [0, 0], 1)
+    for bad in (torch.ones(1), torch.ones(40, dtype=torch.float64)):
+        with pytest.raises(fastagg.InputError, match="left: key '1' has"):
+            torch.ops.fastagg.dots([torch.ones(40), bad], [torch.ones(40), torch.ones(40)], [0, 0], 1)

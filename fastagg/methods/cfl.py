@@ -22,11 +22,9 @@ from fastagg.methods.common import (
     Aggregator,
     Cohort,
     check_choice,
-    check_client_ids,
     check_integer,
     check_number,
     describe_several,
-    float64,
     function_of,
 )
 from fastagg.result import Results
@@ -120,11 +118,7 @@ class CFL(Aggregator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("client_ids", "clusters"))
-        try:
-            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
-            numbers = float64(state["clusters"])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"cfl state: {error}") from error
+        ids, [numbers] = self.read_clients(state, "clusters")
         if numbers.shape != (len(ids),):
             raise InputError(f"cfl state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
         if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():

@@ -136,6 +136,14 @@ class Aggregator:
         if state["method"] != self.name:
             raise InputError(f"{self.name} state: it is of method {state['method']!r}")
 
+    def read_clients(self, state: Mapping[str, Any], *names: str) -> tuple[list[Any], list[np.ndarray]]:
+        """The client ids of a state, and the arrays of these names, float64; InputError where they are none"""
+        try:
+            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
+            return ids, [float64(state[name]) for name in names]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{self.name} state: {error}") from error
+
 
 def describe(result: Result, cohort: Cohort, weights: np.ndarray, gram: Gram | None = None, **more: Any) -> Result:
     """A result that says how it came about"""
@@ -210,8 +218,13 @@ def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndar
         raise InputError(f"sizes: client {k} has size {n[k]}, expected a number >= 0")
     if not n.any():
         raise InputError("sizes sum to zero: no client has data")
-    n = n / n.max()  # the sum of huge sizes would overflow
-    return n / n.sum()
+    return shares(n)
+
+
+def shares(x: np.ndarray) -> np.ndarray:
+    """Numbers >= 0 over their sum, along the last dimension; over the largest first, or huge ones would overflow"""
+    x = ratio(x, x.max(-1, keepdims=True))
+    return ratio(x, x.sum(-1, keepdims=True))
 
 
 def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:

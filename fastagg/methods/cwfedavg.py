@@ -21,7 +21,16 @@ import torch
 
 from fastagg import core
 from fastagg import table as tables
-from fastagg.methods.common import Aggregator, Cohort, data_shares, describe_several, float64, function_of, ratio
+from fastagg.methods.common import (
+    Aggregator,
+    Cohort,
+    data_shares,
+    describe_several,
+    float64,
+    function_of,
+    ratio,
+    shares,
+)
 from fastagg.result import Results
 from fastagg.table import FLOATING, InputError, StateDict, Table
 
@@ -147,11 +156,9 @@ def class_shares(table: Table, n: np.ndarray, head: str, class_dist: Any) -> np.
             raise InputError(f"class_dist has shape {P.shape}, expected ({table.K}, classes): a row per client")
         for k in np.flatnonzero(~np.isfinite(P).all(1) | (P < 0).any(1)):
             raise InputError(f"class_dist: the row of client {k} has a number that is negative or not finite")
-    largest = P.max(1, keepdims=True)
-    P = ratio(P, largest)  # the sum of huge numbers would overflow
-    P = ratio(P, P.sum(1, keepdims=True))
+    P = shares(P)
     overall = n @ P if (n @ P).any() else np.ones(P.shape[1])
-    return np.where(largest == 0, overall / overall.sum(), P)
+    return np.where(P.any(1, keepdims=True), P, overall / overall.sum())
 
 
 def class_weights(P: np.ndarray, n: np.ndarray) -> np.ndarray:

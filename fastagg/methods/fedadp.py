@@ -20,10 +20,8 @@ from fastagg.gram import Gram
 from fastagg.methods.common import (
     Aggregator,
     Cohort,
-    check_client_ids,
     check_number,
     describe,
-    float64,
     function_of,
     ratio,
 )  # fmt: skip
@@ -75,11 +73,7 @@ class FedAdp(Aggregator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("client_ids", "angles", "rounds"))
-        try:
-            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
-            mean, rounds = float64(state["angles"]), float64(state["rounds"])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"fedadp state: {error}") from error
+        ids, [mean, rounds] = self.read_clients(state, "angles", "rounds")
         for what, values in (("angles", mean), ("rounds", rounds)):
             if values.shape != (len(ids),):
                 raise InputError(f"fedadp state: {what} have shape {values.shape}, expected ({len(ids)},)")

@@ -57,7 +57,7 @@ fedamp = function_of(FedAMP)
 def attention(gram: Gram, alpha: float | None, sigma: float | None) -> np.ndarray:
     """xi, [K, K]: non-negative, rows sum to 1"""
     K = gram.K
-    squares = gram.distances().cpu().numpy() ** 2
+    squares = gram.squared_distances().cpu().numpy()
     if sigma is None:
         sigma = squares.sum() / max(K * (K - 1), 1)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an infinite step is a capped one

@@ -26,7 +26,6 @@ from fastagg.methods.common import (
     Aggregator,
     Cohort,
     check_choice,
-    check_client_ids,
     check_flag,
     check_integer,
     check_number,
@@ -149,12 +148,10 @@ class FedAWA(Aggregator):
         self.check_state(state, ("variant", "layers", "client_ids", "logits"))
         if state["variant"] != self.variant:
             raise InputError(f"fedawa state: variant is {state['variant']!r}, this aggregator's is {self.variant!r}")
-        try:
-            layers = None if state["layers"] is None else tuple(state["layers"])
-            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
-            logits = float64(state["logits"])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"fedawa state: {error}") from error
+        ids, [logits] = self.read_clients(state, "logits")
+        if state["layers"] is not None and not isinstance(state["layers"], list | tuple):
+            raise InputError(f"fedawa state: layers are a {type(state['layers']).__name__}, expected a list")
+        layers = None if state["layers"] is None else tuple(state["layers"])
         if ids and (layers is not None) != self.layerwise:
             raise InputError(f"fedawa state: layers are {layers}, but layerwise={self.layerwise}")
         expected = (len(ids),) if layers is None else (len(ids), len(layers))
@@ -183,7 +180,7 @@ def fedawa_objective(
     given, expected = float64(weights), (*C.shape[:-2], gram.K)
     if given.shape not in (expected, (gram.K,)):
         raise InputError(f"weights have shape {given.shape}, expected {expected}")
-    loss, gradient = objective(C, gram.numel.numpy(), np.broadcast_to(given, expected), variant, reg)
+    loss, gradient = _objective(C, gram.numel.numpy(), variant, reg)(np.broadcast_to(given, expected), True)
     return torch.as_tensor(loss), torch.from_numpy(gradient)
 
 
@@ -193,11 +190,6 @@ def fedawa_objective(
 def softmax(T: np.ndarray) -> np.ndarray:
     e = np.exp(T - T.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-def objective(C: np.ndarray, numel, lam: np.ndarray, variant: str, reg: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """loss [] or [L], and its gradient in lam"""
-    return _objective(C, numel, variant, reg)(lam, True)
 
 
 def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[[np.ndarray, bool], tuple]:

@@ -22,6 +22,7 @@ from fastagg.methods.common import (
     float64,
     function_of,
     ratio,
+    shares,
 )
 from fastagg.result import Result
 from fastagg.table import InputError
@@ -88,8 +89,7 @@ def distributions(label_dist, K: int) -> np.ndarray:
         raise InputError(f"label_dist: the row of client {k} is not of finite numbers >= 0")
     for k in np.flatnonzero(~p.any(1)):
         raise InputError(f"label_dist: the row of client {k} is all zero, it has no labels")
-    p = p / p.max(1, keepdims=True)  # the sum of huge counts would overflow
-    return p / p.sum(1, keepdims=True)
+    return shares(p)
 
 
 def discrepancy(p: np.ndarray, target: np.ndarray, metric: str) -> np.ndarray:

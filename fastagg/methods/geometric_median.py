@@ -52,7 +52,7 @@ class GeometricMedian(Aggregator):
             check_number("geometric_median", "nu", self.nu, 1e-100, float("inf"))
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        return weiszfeld(gram.distances().cpu().numpy() ** 2, n, self.iterations, self.tolerance, self.nu)
+        return weiszfeld(gram.squared_distances().cpu().numpy(), n, self.iterations, self.tolerance, self.nu)
 
 
 def weiszfeld(D: np.ndarray, n: np.ndarray, iterations: int, tolerance: float, nu: float | None) -> np.ndarray:

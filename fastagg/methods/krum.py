@@ -60,7 +60,7 @@ class Krum(Aggregator):
         if 2 * f + 3 > K:
             most = f"the largest f possible is {(K - 3) // 2}" if K >= 3 else "at least 3 are needed even with f=0"
             raise InputError(f"{self.name}: f={f} needs at least 2 f + 3 = {2 * f + 3} clients, got {K}; {most}")
-        return scores(gram.distances().cpu().numpy(), K - f - 2)
+        return scores(gram.squared_distances().cpu().numpy(), K - f - 2)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -91,9 +91,9 @@ class MultiKrum(Krum):
         return _first(s, most if self.m is None else self.m)
 
 
-def scores(distances: np.ndarray, neighbours: int) -> np.ndarray:
-    """Sum of the squared distances to the nearest others: [K], from [K, K]"""
-    squares = distances**2
+def scores(squares: np.ndarray, neighbours: int) -> np.ndarray:
+    """Sum of the squared distances to the nearest others: [K], from all of them, [K, K]"""
+    squares = squares.copy()
     np.fill_diagonal(squares, np.inf)
     # not partitioned: summed in ascending order, clients at the same distances tie to the last bit
     return np.sort(squares, axis=1)[:, :neighbours].sum(1)
