@@ -138,7 +138,7 @@ void run(const Table& t, const Gram& g, const Mix* m, int threads) {
   };
 
   const bool streaming = m && wants_streaming(t, *m);
-  const size_t scratch_size = scratch_bytes(2 * rows.size);
+  const size_t scratch_size = scratch_bytes(rows.size, rows.groups > 1 ? rows.size : 0);
   std::vector<Buffer<char>> scratch;
   for (int i = 0; i < threads; ++i) scratch.push_back(aligned_buffer<char>(scratch_size));
 
@@ -154,10 +154,22 @@ void run(const Table& t, const Gram& g, const Mix* m, int threads) {
     const int I = pairs[unit].first, J = pairs[unit].second;
     const void* const* clients = t.client + c.tensor * t.clients;
     auto side = [&](int group) { return group == 0 ? clients : clients + rows.first(group) - 1; };  // row 0: the center
-    RowProducts p{dtype,     false,         t.center[c.tensor],         J == 0,
-                  side(I),   rows.count(I), I == J ? nullptr : side(J), I == J ? 0 : rows.count(J),
-                  c.begin,   c.count,       scratch[worker].get(),      slot,
-                  rows.size, nullptr};
+    RowProducts p{dtype,
+                  false,
+                  t.center[c.tensor],
+                  J == 0,
+                  side(I),
+                  rows.count(I),
+                  I == J ? nullptr : side(J),
+                  I == J ? 0 : rows.count(J),
+                  c.begin,
+                  c.count,
+                  c.begin,
+                  c.begin + c.count,
+                  scratch[worker].get(),
+                  slot,
+                  rows.size,
+                  nullptr};
     int64_t piece = c.count;
     if (fused) piece = std::max<int64_t>(fused_bytes / (t.clients * dtype_bytes[dtype]) / 256 * 256, 256);
     products(p, piece, mix_piece);
@@ -211,14 +223,15 @@ void dots(const Table& t, const void* const* left, const int32_t* row, int64_t r
     if (is_floating(t.dtype[i])) order.push_back(i);
   const Chunks chunks(t, order);
   std::vector<Buffer<char>> scratch;
-  for (int i = 0; i < threads; ++i) scratch.push_back(aligned_buffer<char>(scratch_bytes(a.size + b.size)));
+  for (int i = 0; i < threads; ++i) scratch.push_back(aligned_buffer<char>(scratch_bytes(a.size, b.size)));
   auto compute = [&](int64_t item, double* slot, int worker) {
     const Chunk c = chunks[item / units];
     const int I = int(item % units / b.groups), J = int(item % units % b.groups);
     const void* lefts[group_rows];
     for (int j = 0; j < b.count(J); ++j) lefts[j] = left[(b.first(J) + j) * t.tensors + c.tensor];
     products(RowProducts{t.dtype[c.tensor], false, nullptr, false, t.client + c.tensor * t.clients + a.first(I),
-                         a.count(I), lefts, b.count(J), c.begin, c.count, scratch[worker].get(), slot, a.size, nullptr},
+                         a.count(I), lefts, b.count(J), c.begin, c.count, c.begin, c.begin + c.count,
+                         scratch[worker].get(), slot, a.size, nullptr},
              c.count, [](int64_t, int64_t) {});
   };
   auto commit = [&](int64_t item, const double* slot) {

@@ -17,7 +17,9 @@ struct RowProducts {
   const void* const* b;
   int nb;
   int64_t begin, count;
-  void* scratch;  // scratch_bytes(na + nb), 64-byte aligned
+  int64_t chunk_begin, chunk_end;  // a chunk is covered by calls one after the other with the same scratch: sums stay
+                                   // in it, and are sure to have reached `out` only at the chunk's end
+  void* scratch;                   // scratch_bytes(na, nb), 64-byte aligned
   double* out;
   int64_t ld;       // at least na rounded up to a multiple of 4
   double* squares;  // [na + nb] sums of squares of the rows, added to; only when b != null
@@ -48,6 +50,10 @@ const Kernels& kernels();  // the level in use
 
 constexpr int block_bytes = 1024;            // one packed row of a block: 256 float32 or 128 float64
 constexpr int row_bytes = block_bytes + 64;  // a stride of 1024 would put every fourth row in one cache set
-inline size_t scratch_bytes(int rows) { return size_t(rows + 4) * row_bytes; }
+inline size_t packed_bytes(int rows) { return size_t(rows + 4) * row_bytes; }
+inline size_t scratch_bytes(int na, int nb) {  // packed rows, and a vector of at most 64 bytes for every product
+  size_t products = nb ? size_t(na + 4) * (nb + 4) : size_t(na + 8) * (na + 8) / 2;
+  return packed_bytes(na + nb) + products * 64;
+}
 
 }  // namespace fastagg
