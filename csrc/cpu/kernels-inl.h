@@ -19,7 +19,7 @@ namespace {
 
 #include "simd-inl.h"
 
-constexpr int64_t page_elements = 1024;
+template <class S> constexpr int64_t page = 4096 / sizeof(S);  // elements
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 

@@ -85,7 +85,7 @@ inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typena
 // with. Reading all K side by side instead takes twice as long (K = 20, Zen 3).
 template <class S> void mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
   using X = Mixing<S>;
-  typename X::A acc[page_elements / lanes * X::parts];
+  typename X::A acc[page<S> / lanes * X::parts];
   int64_t k = 0;
   p.clients >= 4 ? mix_rows<S, 4, true>(p, 0, at, n, acc) : mix_rows<S, 1, true>(p, 0, at, n, acc);
   for (k = p.clients >= 4 ? 4 : 1; k + 4 <= p.clients; k += 4) mix_rows<S, 4, false>(p, k, at, n, acc);
@@ -117,7 +117,7 @@ template <class S> void mix(const MixChunk& p) {
     stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
   int64_t at = p.begin;
   while (at + lanes <= end) {  // several outputs: a page of every client stays in cache for all of them
-    int64_t stop = at + least(page_elements, (end - at) / lanes * lanes), m = 0;
+    int64_t stop = at + least(page<S>, (end - at) / lanes * lanes), m = 0;
     if (p.outputs == 1) mix_one<S>(p, at, stop - at, stream), m = 1;
     for (; m + 4 <= p.outputs; m += 4) {
       int64_t e = at;
