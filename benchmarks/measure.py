@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -28,14 +29,16 @@ class Times:
 
 
 def interleaved(jobs: dict[str, Callable[[], object]], rounds: Iterable[int]) -> dict[str, Times]:
-    """Runs every job once per round, in turn, after one unmeasured run each."""
+    """Runs every job once per round, after one unmeasured run each; in random order, for what ran before a job matters
+    to it: what is in the caches, and whether PyTorch's threads are still awake."""
     times = {name: Times() for name in jobs}
     for job in jobs.values():
         job()
+    order = random.Random(0)
     for _ in rounds:
-        for name, job in jobs.items():
+        for name in order.sample(list(jobs), len(jobs)):
             start = time.perf_counter()
-            result = job()
+            result = jobs[name]()
             times[name].seconds.append(time.perf_counter() - start)
             del result
     return times

@@ -119,11 +119,12 @@ def gram_mix_of(
 
 def check_finite(table: Table, gram: Gram) -> None:
     """Raises, naming client and key, when a model is not finite: seen on the Gram's diagonal, so it costs nothing."""
-    diagonal = gram.matrix.diagonal(dim1=-2, dim2=-1)  # [K+1] or [L, K+1]
-    bad = ~torch.isfinite(diagonal).reshape(-1, table.K + 1).all(0)
-    if not bad.any():
+    diagonal = np.einsum("...kk->...k", gram.matrix.cpu().numpy())  # [K+1] or [L, K+1]
+    good = np.isfinite(diagonal)
+    if good.all():
         return
-    first = int(bad.nonzero()[0])  # row 0 is the global model
+    bad = ~good.reshape(-1, table.K + 1).all(0)
+    first = int(bad.argmax())  # row 0 is the global model
     tensors = table.center if bad[0] else table.clients[first - 1]
     who = "the global model" if bad[0] else tables.client_name(first - 1, table.client_ids)
     for t in np.flatnonzero(table.layout.gram_layer >= 0):

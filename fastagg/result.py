@@ -82,9 +82,17 @@ def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> l
     address = np.empty((table.T, outputs), dtype=np.int64)
     tensors = [_check_one(table, sd, "out" if outputs == 1 else f"out[{m}]", address, m) for m, sd in enumerate(outs)]
     _check_overlap(table, address)
-    for tensor in (tensor for row in tensors for tensor in row if not tensor.is_inference()):
-        torch.autograd.graph.increment_version(tensor)  # a graph that saved it must notice, as with any in-place write
+    _mark_written([tensor for row in tensors for tensor in row if not tensor.is_inference()])
     return tensors
+
+
+def _mark_written(tensors: list[torch.Tensor]) -> None:
+    """A graph that saved one of them must notice, as with any in-place write."""
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except TypeError:  # before torch 2.6, one at a time
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
 
 
 def list_of(out: StateDict | list[StateDict]) -> list[StateDict]:
@@ -126,7 +134,7 @@ def _form(form: tuple) -> str:
 
 
 def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
-    size = table.layout.numel * np.array([dtype.itemsize for dtype in table.layout.dtypes], dtype=np.int64)  # [T] bytes
+    size = table.layout.bytes  # [T]
     real = size > 0  # an empty tensor overlaps nothing
     start, stop = _intervals(address[real], size[real])
     if (start[1:] < stop[:-1]).any():

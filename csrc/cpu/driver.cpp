@@ -245,19 +245,28 @@ void dots(const Table& t, const void* const* left, const int32_t* row, int64_t r
 }
 
 uint64_t read_all(const Table& t, int threads) {
-  std::atomic<uint64_t> sum{0};
-  constexpr int64_t piece = 1 << 20;  // elements
+  constexpr int64_t piece = 1 << 20, enough = 1 << 16;  // elements: of one piece; of an item, unless it is the last
   std::vector<Chunk> pieces;
+  std::vector<size_t> items{0};  // where each begins among the pieces
+  int64_t held = 0;
   for (int64_t i = 0; i < t.tensors; ++i)
     for (int64_t k = 0; k < t.clients; ++k)
-      for (int64_t at = 0; at < t.numel[i]; at += piece)
+      for (int64_t at = 0; at < t.numel[i]; at += piece) {
         pieces.push_back({i * t.clients + k, at, std::min(piece, t.numel[i] - at)});
-  for_each_item(int64_t(pieces.size()), threads, [&](int64_t n, int) {
-    const Chunk& c = pieces[n];
-    int32_t dtype = t.dtype[c.tensor / t.clients];
-    sum += kernels().read(element(t.client[c.tensor], dtype, c.begin), size_t(c.count * dtype_bytes[dtype]));
+        if ((held += pieces.back().count) >= enough) items.push_back(pieces.size()), held = 0;
+      }
+  if (items.back() != pieces.size()) items.push_back(pieces.size());
+  std::atomic<uint64_t> total{0};
+  for_each_item(int64_t(items.size()) - 1, threads, [&](int64_t item, int) {
+    uint64_t sum = 0;
+    for (size_t n = items[item]; n < items[item + 1]; ++n) {
+      const Chunk& c = pieces[n];
+      int32_t dtype = t.dtype[c.tensor / t.clients];
+      sum += kernels().read(element(t.client[c.tensor], dtype, c.begin), size_t(c.count * dtype_bytes[dtype]));
+    }
+    total += sum;
   });
-  return sum;
+  return total;
 }
 
 double fma_peak(int64_t iterations, int threads) {

@@ -1,14 +1,22 @@
-// Our own small pool, not OpenMP: torch bundles a libgomp of its own, two of them fight over the cores,
-// and libgomp hangs in a child that forks after use.
+// Threads to work on. On Linux those that torch has already, for after a parallel operation of torch its threads keep
+// their cores busy for some 5 ms waiting for the next one: helpers of our own would only get in their way, and a small
+// model is aggregated in less. Elsewhere, and in a child that forked (where libgomp hangs), a small pool of our own.
 #include "pool.h"
 
 #include <pthread.h>
 #include <signal.h>
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
+#endif
 
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace fastagg {
@@ -57,6 +65,27 @@ struct Pool {
 
 Pool* pool = nullptr;  // never deleted: helpers may outlive static destruction
 
+// libgomp's entry point for `#pragma omp parallel`: part of its ABI, as compiled code calls it
+using GompParallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+
+GompParallel torch_threads() {
+#if defined(__linux__)
+  std::string path;
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* path) {
+        if (!std::strstr(library->dlpi_name, "/torch/lib/libgomp")) return 0;
+        *(std::string*)path = library->dlpi_name;
+        return 1;
+      },
+      &path);
+  void* library = path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library) return (GompParallel)dlsym(library, "GOMP_parallel");
+#endif
+  return nullptr;
+}
+
+GompParallel borrowed = nullptr;
+
 }  // namespace
 
 void parallel(int threads, const std::function<void()>& work) {
@@ -64,8 +93,10 @@ void parallel(int threads, const std::function<void()>& work) {
   static std::once_flag once;
   std::call_once(once, [] {
     pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+    borrowed = torch_threads();
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool, borrowed = nullptr; });
   });
+  if (borrowed) return borrowed([](void* work) { (*(const std::function<void()>*)work)(); }, (void*)&work, threads, 0);
   Job job{&work, threads - 1};
   {
     std::lock_guard<std::mutex> lock(pool->mutex);
