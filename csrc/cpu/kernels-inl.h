@@ -19,7 +19,7 @@ namespace {
 
 #include "simd-inl.h"
 
-template <class S> constexpr int64_t page = 4096 / sizeof(S);  // elements
+template <class S> constexpr int64_t stretch = 8192 / sizeof(S);  // elements of a client that mix reads at once
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
