@@ -70,8 +70,9 @@ def _layout(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
     layer_numel = np.bincount(np.array(layer, dtype=np.int64)[used], numel[used], len(names)).astype(np.int64)
     size = numel * np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
     return Layout(
-        keys, shapes, dtypes, tuple(names), numel, size, np.array(codes, dtype=np.int32), np.array(layer, dtype=np.int32),
-        np.array(is_param, dtype=bool), np.array(gram_layer, dtype=np.int32), layer_numel, codes,
+        keys, shapes, dtypes, tuple(names), numel, size, np.array(codes, dtype=np.int32),
+        np.array(layer, dtype=np.int32), np.array(is_param, dtype=bool), np.array(gram_layer, dtype=np.int32),
+        layer_numel, codes,
     )  # fmt: skip
 
 
