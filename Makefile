@@ -1,6 +1,8 @@
 # make demo    a round of 20 ResNet-18s: fastagg against PyTorch
 # make test    the tests
-# make bench   every kernel against one read of memory
+# make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
+#              under 15 minutes; make bench ONLY=fedawa measures a part
+# make bench-compare BASE=<commit>   is the working tree slower than that commit?
 # make lint    ruff and clang-format
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
@@ -10,7 +12,7 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.*)
 NATIVE := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp)
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test bench bench-compare lint format clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
@@ -18,9 +20,14 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/ready
-	$(BIN)/python -m benchmarks.kernels
-	$(BIN)/python -m benchmarks.methods
+bench: $(VENV)/bench
+	mkdir -p benchmarks/results
+	$(BIN)/python -m pytest benchmarks -k "$(ONLY)" -o python_files='bench_*.py' -q \
+	  --benchmark-quiet --benchmark-json=benchmarks/results/bench.json
+	$(BIN)/python -m benchmarks.report
+
+bench-compare: $(VENV)/ready
+	$(BIN)/python -m benchmarks.compare --base $(BASE)
 
 lint: $(VENV)/lint
 	$(BIN)/ruff check .
@@ -41,6 +48,10 @@ $(BIN)/python:
 # Editable, so that a change of a .py file needs no step; a change of a native file builds again.
 $(VENV)/ready: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,demo]"
+	touch $@
+
+$(VENV)/bench: $(VENV)/ready
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	touch $@
 
 $(VENV)/lint: constraints.txt | $(BIN)/python

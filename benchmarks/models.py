@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import nn
 
 StateDict = dict[str, torch.Tensor]
 
@@ -51,7 +52,74 @@ def resnet20() -> StateDict:
     return _resnet((16, 32, 64), 3, 3, 10, project=False)
 
 
-MODELS: dict[str, Callable[[], StateDict]] = {"resnet18": resnet18, "resnet20": resnet20}
+class Block(nn.Module):
+    """Two convolutions and a shortcut that drops pixels and pads channels"""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.stride, self.more = stride, width - inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        return torch.relu(y + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.more)))
+
+
+class ResNet20(nn.Module):
+    """The model whose state dict resnet20() is like"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
+        inputs = 16
+        for stage, width in enumerate((16, 32, 64), 1):
+            blocks = [Block(inputs if b == 0 else width, width, 2 if stage > 1 and b == 0 else 1) for b in range(3)]
+            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+            inputs = width
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+
+
+def vit_b() -> StateDict:
+    """ViT-B/16: 86.6 million parameters, 152 tensors"""
+    width = 768
+
+    def norm(name: str) -> StateDict:
+        return {f"{name}.weight": torch.rand(width) + 0.5, f"{name}.bias": 0.1 * torch.randn(width)}
+
+    sd = {"cls_token": 0.02 * torch.randn(1, 1, width), "pos_embed": 0.02 * torch.randn(1, 197, width)}
+    sd |= _conv("patch_embed", 3, width, 16) | {"patch_embed.bias": torch.zeros(width)}
+    for block in range(12):
+        at = f"blocks.{block}"
+        sd |= norm(f"{at}.norm1") | _linear(f"{at}.qkv", width, 3 * width) | _linear(f"{at}.proj", width, width)
+        sd |= norm(f"{at}.norm2") | _linear(f"{at}.fc1", width, 4 * width) | _linear(f"{at}.fc2", 4 * width, width)
+    return sd | norm("norm") | _linear("head", width, 1000)
+
+
+def lora() -> StateDict:
+    """A LoRA adapter: 6.6 million parameters in 400 small tensors"""
+    rank, width = 16, 1024
+    sd = {}
+    for block in range(50):
+        for name in ("q", "k", "v", "o"):
+            sd[f"layers.{block}.{name}.lora_A"] = torch.randn(rank, width) * width**-0.5
+            sd[f"layers.{block}.{name}.lora_B"] = torch.randn(width, rank) * 0.01
+    return sd
+
+
+def in_cache() -> StateDict:
+    """One layer, of which 100 clients (13 MB) stay in the last cache"""
+    return _linear("fc", 256, 128)
+
+
+MODELS: dict[str, Callable[[], StateDict]] = {
+    "in_cache": in_cache, "resnet20": resnet20, "lora": lora, "resnet18": resnet18, "vit_b": vit_b,
+}  # fmt: skip
 
 
 def clients(global_sd: StateDict, K: int, *, seed: int = 0) -> Iterator[StateDict]:

@@ -8,6 +8,8 @@ template <> struct Vec<double> {
   using V = VD;
 };
 
+template <class A, class B> constexpr bool same_type = false;
+template <class A> constexpr bool same_type<A, A> = true;
 template <class C> constexpr int width = vector_bytes / sizeof(C);                                 // lanes
 template <class C> constexpr int block = int(least(block_bytes / int(sizeof(C)), 32 * width<C>));  // elements
 template <class C> constexpr int row_stride = row_bytes / sizeof(C);                               // in elements
@@ -138,15 +140,14 @@ template <int NI, int NJ, bool DIAGONAL, class C> void tile(Block<C>& block, con
 // Packs four rows and multiplies them with each other on the way: their loads, subtractions and stores hide behind the
 // multiply-adds (packing on its own costs a third of the Gram's time at K = 20).
 template <class S, class C>
-void pack_tile(Block<C>& block, const void* const* rows, const S* center, int64_t at, C* dst, double* out) {
+void pack_tile(Block<C>& block, const void* const* rows, const C* center, int64_t at, C* dst, double* out) {
   using V = typename Vec<C>::V;
   constexpr int w = width<C>, stride = row_stride<C>;
   const S* src[4];
   unroll<4>([&](auto i) INLINE_LAMBDA { src[i] = (const S*)rows[i] + at; });
-  center += at;
   V acc[4][4] = {};
   for_each_vector(block, dst, [&](int v) INLINE_LAMBDA {
-    V g = load_as(center + v * w, C()), y[4];
+    V g = load_raw<V>(center + v * w), y[4];
     unroll<4>([&](auto i) INLINE_LAMBDA {
       y[i] = g - load_as(src[i] + v * w, C());
       store_raw(dst + i * stride + v * w, y[i]);
@@ -197,6 +198,7 @@ template <class S, class C> void row_products(const RowProducts& p) {
   constexpr int stride = row_stride<C>;
   C* rows_a = (C*)p.scratch;
   C* rows_b = p.b ? rows_a + int64_t(p.na) * stride : rows_a;
+  C* wide_center = rows_a + int64_t(p.na + p.nb) * stride;  // of this block, converted once and not for every four rows
   auto* kept = (typename Vec<C>::V*)((char*)p.scratch + packed_bytes(p.na + p.nb));
   const S* center = (const S*)p.center;
   const bool triangle = !p.b, first_a = p.center_is_first && triangle;  // does side a start with the center itself?
@@ -232,6 +234,8 @@ template <class S, class C> void row_products(const RowProducts& p) {
         alone.kept = kept;
       }
     }
+    const C* center_here = center && same_type<S, C> ? (const C*)(center + at) : wide_center;
+    if (center && !same_type<S, C>) pack<as_it_is>(center + at, center, len, wide_center);
     ahead.begin_block(int64_t(sizeof(S)) * at);
     Block<C> block{vectors, first, last, p.ld, &ahead, kept};
     // the odd rows first, so that every later tile has four rows and enough accumulators in flight
@@ -240,7 +244,7 @@ template <class S, class C> void row_products(const RowProducts& p) {
       double* out = p.out + i;
       if (triangle) {
         if (center && i > 0 && len % width<C> == 0) {
-          pack_tile(block, clients_a + i, center, at, a, out + i * p.ld);
+          pack_tile<S>(block, clients_a + i, center_here, at, a, out + i * p.ld);
         } else {
           pack_rows(p.a, first_a, i, i + ni, rows_a, at, len);
           tile_on_diagonal(ni, block, a, out + i * p.ld);

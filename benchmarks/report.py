@@ -1,0 +1,234 @@
+"""Tables and plots of what `make bench` measured.
+
+python -m benchmarks.report                 # benchmarks/results/bench.json -> tables on the screen, plots beside it
+python -m benchmarks.report --publish       # also into docs/performance.md and docs/performance/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import plots
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+SHOWN = ("resnet18", 20, "float32")  # the round that most tables are about
+PAPER_SECONDS = {"fedavg": 0.10, "ldawa": 2.52, "fedlaw": 10.11, "fedawa": 0.82, "fedawa_layerwise": 15.21}
+NAMES = {"fedavg": "FedAvg", "ldawa": "L-DAWA", "fedlaw": "FedLAW", "fedawa": "FedAWA", "fedawa_layerwise": "FedAWA-L"}
+
+
+class Record(dict):
+    """One contest: job, model, K, dtype, bytes, numel, ms of every contestant"""
+
+    @property
+    def cohort(self) -> tuple:
+        return self["model"], self["K"], self["dtype"]
+
+    @property
+    def where(self) -> str:
+        dtype = "" if self["dtype"] == "float32" else f", {self['dtype']}"
+        return f"{self['K']} x {self['model']}{dtype}"
+
+    def median(self, contestant: str | None = None) -> float:
+        return self["ms"][contestant or self["job"]]["median"]
+
+    @property
+    def roof(self) -> float:
+        return max(self.median("R"), self.median("F"))
+
+    @property
+    def others(self) -> list[str]:
+        return [name for name in self["ms"] if name not in ("R", "F", self["job"])]
+
+
+def load(path: Path) -> list[Record]:
+    benchmarks = json.loads(path.read_text())["benchmarks"]
+    return [Record(b["extra_info"]) for b in benchmarks if "ms" in b.get("extra_info", {})]
+
+
+def find(records: list[Record], job: str, cohort: tuple = SHOWN, **info) -> Record | None:
+    for record in records:
+        if record["job"] == job and record.cohort == cohort and all(record.get(k) == v for k, v in info.items()):
+            return record
+    return None
+
+
+# ---- tables: (title, headings, rows of strings, note) ----
+
+
+def aims(records: list[Record]) -> tuple:
+    """What we set out to reach, and where we are"""
+    rows = []
+
+    def row(job: str, record: Record | None, limit_ms, words: str, value_ms=None) -> None:
+        if record is None:
+            return
+        value = record.median() if value_ms is None else value_ms(record)
+        limit = limit_ms(record)
+        verdict = "reached" if value <= limit else f"missed by {100 * (value / limit - 1):.0f} %"
+        rows.append([f"{job}, {record.where}", _ms(value), f"{value / record.median('R'):.2f}",
+                     f"{value / record.roof:.2f}", words, verdict])  # fmt: skip
+
+    bf16 = ("resnet18", 20, "bfloat16")
+    fp32_mix, fp32_gram = find(records, "fedavg"), find(records, "gram")
+    row("fedavg, out=", fp32_mix, lambda r: 1.15 * r.median("R"), "1.15 R")
+    row("fedavg, fresh output", fp32_mix, lambda r: 1.75 * r.median("R"), "1.75 R",
+        lambda r: r.median("fastagg, fresh output"))  # fmt: skip
+    row("gram", fp32_gram, lambda r: 1.6 * r.roof, "1.6 roofs")
+    row("gram_mix", find(records, "gram_mix"), lambda r: 1.8 * r.roof, "1.8 roofs")
+    row("fedawa", find(records, "fedawa"), lambda r: 1.9 * r.roof, "1.9 roofs")
+    row("fedawa layerwise", find(records, "fedawa_layerwise"), lambda r: 2.0 * r.roof, "2.0 roofs")
+    two_reads = lambda r: 1.6 * r.roof + 1.4 * r.median("R")  # noqa: E731
+    row("fedawa paper, 100 steps", find(records, "fedawa_paper", steps=100), two_reads, "1.6 roofs + 1.4 R")
+    if fp32_mix and fp32_gram:
+        row("fedavg", find(records, "fedavg", bf16), lambda r: 0.6 * fp32_mix.median(), "0.6 of float32")
+        row("gram", find(records, "gram", bf16), lambda r: fp32_gram.median(), "float32's time")
+    row("fedawa", find(records, "fedawa", ("resnet20", 20, "float32")),
+        lambda r: r.median("torch._foreach_ FedAvg"), "torch._foreach_ FedAvg")  # fmt: skip
+    row("fedavg, out=", find(records, "fedavg", ("lora", 20, "float32")), lambda r: 1.6 * r.median("R"), "1.6 R")
+    row("gram", find(records, "gram", ("in_cache", 100, "float32")),
+        lambda r: r.median("F") * (100 * 101) / (101 * 102) / 0.6, "60 % of the peak")  # fmt: skip
+    return "What we aim at", ["job", "median", "in R", "in roofs", "at most", ""], rows, ""
+
+
+def contests(records: list[Record], jobs: tuple[str, ...], title: str, note: str = "") -> tuple:
+    """Every contestant of some jobs in R, one row per cohort"""
+    chosen = [r for r in records if r["job"] in jobs]
+    columns = list(dict.fromkeys(name for r in chosen for name in r.others))
+    rows = []
+    for r in sorted(chosen, key=lambda r: (jobs.index(r["job"]), r["bytes"])):
+        R = r.median("R")
+        cells = [f"{r.median(c) / R:.1f}" if c in r["ms"] else "" for c in columns]
+        job = f"{r['job']}, " if len(jobs) > 1 else ""
+        rows.append([job + r.where, _ms(R), f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / R:.2f}", *cells])
+    return title, ["round", "R", "fastagg", "in R", *(f"{c}, in R" for c in columns)], rows, note
+
+
+def methods(records: list[Record]) -> tuple:
+    skip = ("fedawa_paper", "gram", "gram_mix")
+    chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip]
+    rows = []
+    for r in sorted(chosen, key=Record.median):
+        usual = r["ms"].get("usual PyTorch") or r["ms"].get("usual loop")
+        best = min((r.median(c) for c in r.others if c.startswith(("best", "torch"))), default=None)
+        faster = [f"{x / r.median():.0f} x" if x else "" for x in (usual and usual["median"], best)]
+        rows.append([r["job"], f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / r.median('R'):.2f}", *faster])
+    note = "Methods with one set of weights known beforehand read the clients once, the others twice."
+    headings = ["method", "fastagg", "in R", "than usual PyTorch", "than the best PyTorch"]
+    return "Every method, 20 x ResNet-18", headings, rows, note
+
+
+def table2(records: list[Record]) -> tuple:
+    cohort = ("resnet20", 20, "float32")
+    found = {name: find(records, f"table2_{name}", cohort) for name in PAPER_SECONDS}
+    found = {name: r for name, r in found.items() if r}
+    base = {c: found["fedavg"].median(c) for c in (None, "usual PyTorch")} if "fedavg" in found else {}
+    rows = []
+    for name, r in found.items() if base else ():
+        scale = r.get("paper_epochs", 1) / r.get("epochs", 1)
+        ours, usual = r.median() * scale, r.median("usual PyTorch") * scale
+        rows.append([
+            NAMES[name], f"{PAPER_SECONDS[name]:.2f} s", f"{PAPER_SECONDS[name] / 0.10:.0f}", _ms(usual),
+            f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}", f"{usual / ours:.1f} x",
+        ])  # fmt: skip
+    headings = ["method", "the paper's", "to FedAvg", "usual PyTorch", "to FedAvg", "fastagg", "to FedAvg", "faster"]
+    note = "FedLAW: 100 epochs, of which 2 were measured; nearly all of it is training ResNet-20 on the proxy data."
+    return "Table 2 of the FedAWA paper: 20 x ResNet-20", headings, rows, note
+
+
+def memory(records: list[Record]) -> tuple:
+    rows = [[f"{r['job']}, {r.where}", who, "?" if b is None else f"{b / 1e6:.0f} MB"]
+            for r in records for who, b in r.get("extra_bytes", {}).items()]  # fmt: skip
+    return "Extra memory, outputs included", ["job", "who", "peak"], rows, "One ResNet-18 is 45 MB."
+
+
+def all_tables(records: list[Record]) -> list[tuple]:
+    tables = [
+        aims(records),
+        contests(records, ("fedavg",), "FedAvg"),
+        contests(records, ("gram", "gram_mix"), "The Gram"),
+        contests(records, ("fedawa", "fedawa_layerwise"), "FedAWA and FedAWA-L, one step, as released"),
+        methods(records), table2(records), memory(records),
+    ]  # fmt: skip
+    return [table for table in tables if table[2]]
+
+
+def _ms(ms: float) -> str:
+    return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.0f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def _spread(record: Record) -> float:
+    """Half the distance of the quartiles, in per cent of the median"""
+    ms = record["ms"][record["job"]]
+    return 50 * (ms["high"] - ms["low"]) / ms["median"]
+
+
+def about(records: list[Record], path: Path) -> str:
+    r, date = records[0], json.loads(path.read_text())["datetime"][:10]
+    return (
+        f"{date}, {r['cpu']}, {r['threads']} threads, {r['simd']}, PyTorch {r['torch']}. Medians; ± is half the "
+        "distance of the quartiles. R is one read of the clients' bytes, F the Gram's multiply-adds at the cores' "
+        "peak, the roof the larger; all measured in the same rounds."
+    )
+
+
+def markdown(tables: list[tuple], intro: str) -> str:
+    parts = [intro]
+    for title, headings, rows, note in tables:
+        lines = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
+        parts.append(f"### {title}\n\n" + "\n".join(lines) + (f"\n\n{note}" if note else ""))
+    return "\n\n".join(parts) + "\n"
+
+
+def show(tables: list[tuple], intro: str) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    for title, headings, rows, note in tables:
+        table = Table(
+            title=f"\n{title}", title_style="bold", title_justify="left", caption=note, caption_justify="left"
+        )
+        for heading in headings:
+            table.add_column(heading, justify="left" if heading == headings[0] else "right")
+        for cells in rows:
+            table.add_row(*cells, style="yellow" if cells[-1].startswith("missed") else None)
+        console.print(table)
+    console.print(intro)
+
+
+def publish(text: str, drawn: list[Path]) -> None:
+    page = DOCS / "performance.md"
+    before, after = "<!-- measured -->\n", "<!-- end of measured -->"
+    page.write_text(re.sub(f"{before}.*?{after}", lambda _: before + text + after, page.read_text(), flags=re.DOTALL))
+    (DOCS / "performance").mkdir(exist_ok=True)
+    for path in drawn:
+        shutil.copy(path, DOCS / "performance" / path.name)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, default=RESULTS / "bench.json", help="what pytest-benchmark wrote")
+    parser.add_argument("--publish", action="store_true", help="also write docs/performance.md and its plots")
+    args = parser.parse_args()
+    if not args.json.exists():
+        parser.error(f"{args.json} does not exist; run `make bench` first")
+    records = load(args.json)
+    tables, intro = all_tables(records), about(records, args.json)
+    show(tables, intro)
+    (args.json.parent / "tables.md").write_text(markdown(tables, intro))
+    drawn = plots.draw(records, args.json.parent)
+    print(f"Written to {args.json.parent}: tables.md, {', '.join(path.name for path in drawn)}")
+    if args.publish:
+        publish(markdown(tables, intro), drawn)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The benchmarks run from end to end on a small round, and say what they were made to say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("results") / "bench.json"
+    command = [
+        sys.executable, "-m", "pytest", "benchmarks", "-o", "python_files=bench_*.py", "-q", "--benchmark-quiet",
+        f"--benchmark-json={path}", "-p", "no:cacheprovider", "-k", "resnet20-5 or resnet20-20 and not fedlaw",
+    ]  # fmt: skip
+    environment = {**os.environ, "FASTAGG_BENCH_SECONDS": "0.05"}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return path
+
+
+def test_every_contestant_was_timed(results):
+    record = report.find(report.load(results), "fedavg", ("resnet20", 5, "float32"))
+    for contestant in ("fedavg", "R", "F", "usual loop", "torch._foreach_", "fastagg, fresh output"):
+        assert record["ms"][contestant]["rounds"] >= 3
+        assert 0 < record["ms"][contestant]["best"] <= record.median(contestant) <= record["ms"][contestant]["high"]
+
+
+def test_tables_and_plots(results, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["report", "--json", str(results)])
+    assert report.main() == 0
+    shown = capsys.readouterr().out
+    tables = (results.parent / "tables.md").read_text()
+    for title in ("What we aim at", "FedAvg", "The Gram", "FedAWA and FedAWA-L", "Table 2"):
+        assert title in shown
+        assert f"### {title}" in tables
+    for name in ("speedup", "scaling", "roofs"):
+        assert (results.parent / f"{name}.png").stat().st_size > 5000
+        assert "<svg" in (results.parent / f"{name}.svg").read_text()[:2000]
+
+
+def test_a_missed_aim_is_called_missed():
+    ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in
+          {"R": 10.0, "F": 5.0, "fedavg": 11.0, "fastagg, fresh output": 18.5}.items()}  # fmt: skip
+    record = report.Record(job="fedavg", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
+    _, _, [reached, missed], _ = report.aims([record])
+    assert reached[-1] == "reached"
+    assert missed[-1] == "missed by 6 %"
+
+
+def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):
+    page = tmp_path / "performance.md"
+    page.write_text("before\n<!-- measured -->\nold \\1 text\n<!-- end of measured -->\nafter\n")
+    monkeypatch.setattr(report, "DOCS", tmp_path)
+    report.publish("new \\g<0> text\n", [])
+    assert page.read_text() == "before\n<!-- measured -->\nnew \\g<0> text\n<!-- end of measured -->\nafter\n"
