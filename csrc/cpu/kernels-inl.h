@@ -1,7 +1,7 @@
 // The kernels of one SIMD level. A two-line .cpp per level defines FASTAGG_LEVEL, sets flags and includes this.
 //
 // Accumulation policy
-//   row products: at most 32 additions to a float32 lane, then the lanes, then float64: an entry's error is about 1e-8
+//   row products: at most 36 additions to a float32 lane, then the lanes, then float64: an entry's error is about 1e-8
 //                 of sqrt(G_ii G_jj) on random data, under 1e-6 on constant data, and 2e-6 on data made up to defeat
 //                 it. float64 tensors stay in float64.
 //   mix:          float64 for float32 and float64 tensors, float32 for 16-bit ones; one rounding at the end.
