@@ -19,17 +19,19 @@ def test_gram(cohort, contest):
     others = job.in_pytorch()
     if cohort.bytes > MOST:
         del others["usual PyTorch"]
+    info = {}
     if cohort.dtype == "float32":
         ours = fastagg.gram(g, clients)
-        for other in others.values():
-            job.agree(ours, other(g, clients))
+        job.agree(ours, others["best PyTorch"](g, clients))
+        if "usual PyTorch" in others:  # one long float32 matmul, which can lose most digits: reported, not asserted
+            info["usual_error"] = error(others["usual PyTorch"](g, clients).double(), ours.matrix)
     else:
         others = {}  # PyTorch would multiply in the models' own dtype, and so compute something else
     if cohort.K <= 20 and cohort.model != "vit_b":
         check(g, clients)
     shown = (cohort.model, cohort.K, cohort.dtype) == ("resnet18", 20, "float32")
     jobs = {name: lambda f=f: f(g, clients) for name, f in others.items()}
-    contest(cohort, "gram", lambda: fastagg.gram(g, clients), jobs, memory=shown)
+    contest(cohort, "gram", lambda: fastagg.gram(g, clients), jobs, memory=shown, **info)
 
 
 @cohorts(("resnet20", 20), ("resnet18", 20), ("resnet18", 20, "bfloat16"))
@@ -50,6 +52,11 @@ def check(g: dict, clients: list[dict]) -> None:
     """Against the float64 reference that defines it"""
     for layerwise in (False, True):
         got, expected = (fastagg.gram(g, clients, layerwise=layerwise, backend=b).matrix for b in ("cpu", "reference"))
-        norms = expected.diagonal(dim1=-2, dim2=-1).sqrt()
-        scale = (norms[..., :, None] * norms[..., None, :]).clamp(min=1e-300)
-        assert ((got - expected).abs() / scale).max() < 1e-6
+        assert error(got, expected) < 1e-6
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest, relative to the lengths of the two vectors that an entry is the product of"""
+    norms = expected.diagonal(dim1=-2, dim2=-1).sqrt()
+    scale = (norms[..., :, None] * norms[..., None, :]).clamp(min=1e-300)
+    return ((got - expected).abs() / scale).max().item()

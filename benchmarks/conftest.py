@@ -25,7 +25,7 @@ import fastagg
 from benchmarks import measure, models
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-SECONDS = float(os.environ.get("FASTAGG_BENCH_SECONDS", 6))  # that a contest may take, about
+SECONDS = float(os.environ.get("FASTAGG_BENCH_SECONDS", 4))  # that a contest may take, about
 ROUNDS = range(5, 22)  # that it may have
 SLOW = 1.0  # seconds of a contestant that runs three times only
 
