@@ -31,21 +31,13 @@ def draw(records: list[Record], folder: Path) -> list[Path]:
     return paths
 
 
-def usual_of(record: Record) -> float | None:
-    return next((record.median(c) for c in record.others if c.startswith("usual")), None)
-
-
-def best_of(record: Record) -> float | None:
-    return min((record.median(c) for c in record.others if c.startswith(("best", "torch._foreach_"))), default=None)
-
-
 def speedup(records: list[Record]):
     """How many times faster than PyTorch, by method, on 20 ResNet-18s"""
-    chosen = [r for r in records if r.cohort == SHOWN and usual_of(r)]
-    chosen.sort(key=lambda r: usual_of(r) / r.median())
+    chosen = [r for r in records if r.cohort == SHOWN and r.usual]
+    chosen.sort(key=lambda r: r.usual / r.median())
     figure, axes = plt.subplots(figsize=(7.5, 0.55 * len(chosen) + 1.2))
     for y, r in enumerate(chosen):
-        for offset, other, colour in ((0.18, usual_of(r), USUAL), (-0.18, best_of(r), BEST)):
+        for offset, other, colour in ((0.18, r.usual, USUAL), (-0.18, r.best, BEST)):
             if other:
                 times = other / r.median()
                 axes.barh(y + offset, times, 0.34, color=colour)
@@ -84,10 +76,10 @@ def scaling(records: list[Record]):
         line(axes, fedavg, x, lambda r: r.median("R"), "R: one read of the clients", color=FLOOR, ls="--")
         line(axes, gram, x, lambda r: r.median("F"), "F: the Gram's multiply-adds", color=FLOOR, ls=":")
         line(axes, fedavg, x, lambda r: r.median(), "FedAvg, fastagg", color=OURS)
-        line(axes, fedavg, x, best_of, "FedAvg, torch._foreach_", color=BEST)
-        line(axes, fedavg, x, usual_of, "FedAvg, usual loop", color=USUAL)
+        line(axes, fedavg, x, lambda r: r.best, "FedAvg, best PyTorch", color=BEST)
+        line(axes, fedavg, x, lambda r: r.usual, "FedAvg, usual loop", color=USUAL)
         line(axes, gram, x, lambda r: r.median(), "Gram, fastagg", color=OURS, ls="-.")
-        line(axes, gram, x, best_of, "Gram, best PyTorch", color=BEST, ls="-.")
+        line(axes, gram, x, lambda r: r.best, "Gram, best PyTorch", color=BEST, ls="-.")
         axes.set(xscale="log", yscale="log", ylabel="ms")
     by_k.set(xlabel="clients K", title="ResNet-18")
     by_k.set_xticks([5, 20, 100], ["5", "20", "100"])
@@ -99,7 +91,7 @@ def scaling(records: list[Record]):
     line(by_steps, paper, lambda r: r["steps"], lambda r: r.median(), "FedAWA as in the paper, fastagg", color=OURS)
     line(by_steps, paper, lambda r: r["steps"], lambda r: r.median("R"), "R", color=FLOOR, ls="--")
     line(by_steps, paper, lambda r: r["steps"], lambda r: 2 * r.median("R"), "2 R", color=FLOOR, ls=":")
-    usual = next((usual_of(r) for r in of("fedawa", model="resnet18", K=20)), None)
+    usual = next((r.usual for r in of("fedawa", model="resnet18", K=20)), None)
     if usual:
         by_steps.axhline(usual, color=USUAL, label="one step in the usual PyTorch")
     by_steps.set(xscale="log", yscale="log", xlabel="optimiser steps", ylabel="ms", title="20 x ResNet-18")

@@ -49,6 +49,16 @@ class Record(dict):
     def others(self) -> list[str]:
         return [name for name in self["ms"] if name not in ("R", "F", self["job"])]
 
+    @property
+    def usual(self) -> float | None:
+        return next((self.median(c) for c in ("usual PyTorch", "usual loop") if c in self["ms"]), None)
+
+    @property
+    def best(self) -> float | None:
+        """Of PyTorch's code for the same job"""
+        names = ("best PyTorch", "torch._foreach_", "add_ loop", "stack + matmul")
+        return min((self.median(c) for c in names if c in self["ms"]), default=None)
+
 
 def load(path: Path) -> list[Record]:
     benchmarks = json.loads(path.read_text())["benchmarks"]
@@ -69,20 +79,20 @@ def aims(records: list[Record]) -> tuple:
     """What we set out to reach, and where we are"""
     rows = []
 
-    def row(job: str, record: Record | None, limit_ms, words: str, value_ms=None) -> None:
+    def row(job: str, record: Record | None, limit_ms, words: str, who: str | None = None) -> None:
         if record is None:
             return
-        value = record.median() if value_ms is None else value_ms(record)
+        value, best = record.median(who), record["ms"][who or record["job"]]["best"]
+        best_roof = max(record["ms"]["R"]["best"], record["ms"]["F"]["best"])
         limit = limit_ms(record)
         verdict = "reached" if value <= limit else f"missed by {100 * (value / limit - 1):.0f} %"
         rows.append([f"{job}, {record.where}", _ms(value), f"{value / record.median('R'):.2f}",
-                     f"{value / record.roof:.2f}", words, verdict])  # fmt: skip
+                     f"{value / record.roof:.2f}", _ms(best), f"{best / best_roof:.2f}", words, verdict])  # fmt: skip
 
     bf16 = ("resnet18", 20, "bfloat16")
     fp32_mix, fp32_gram = find(records, "fedavg"), find(records, "gram")
     row("fedavg, out=", fp32_mix, lambda r: 1.15 * r.median("R"), "1.15 R")
-    row("fedavg, fresh output", fp32_mix, lambda r: 1.75 * r.median("R"), "1.75 R",
-        lambda r: r.median("fastagg, fresh output"))  # fmt: skip
+    row("fedavg, fresh output", fp32_mix, lambda r: 1.75 * r.median("R"), "1.75 R", "fastagg, fresh output")
     row("gram", fp32_gram, lambda r: 1.6 * r.roof, "1.6 roofs")
     row("gram_mix", find(records, "gram_mix"), lambda r: 1.8 * r.roof, "1.8 roofs")
     row("fedawa", find(records, "fedawa"), lambda r: 1.9 * r.roof, "1.9 roofs")
@@ -97,7 +107,8 @@ def aims(records: list[Record]) -> tuple:
     row("fedavg, out=", find(records, "fedavg", ("lora", 20, "float32")), lambda r: 1.6 * r.median("R"), "1.6 R")
     row("gram", find(records, "gram", ("in_cache", 100, "float32")),
         lambda r: r.median("F") * (100 * 101) / (101 * 102) / 0.6, "60 % of the peak")  # fmt: skip
-    return "What we aim at", ["job", "median", "in R", "in roofs", "at most", ""], rows, ""
+    headings = ["job", "median", "in R", "in roofs", "best round", "in best roofs", "at most", ""]
+    return "What we aim at", headings, rows, "Medians are held against the aims."
 
 
 def contests(records: list[Record], jobs: tuple[str, ...], title: str, note: str = "") -> tuple:
@@ -127,9 +138,7 @@ def methods(records: list[Record]) -> tuple:
     chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip]
     rows = []
     for r in sorted(chosen, key=Record.median):
-        usual = r["ms"].get("usual PyTorch") or r["ms"].get("usual loop")
-        best = min((r.median(c) for c in r.others if c.startswith(("best", "torch"))), default=None)
-        faster = [f"{x / r.median():.0f} x" if x else "" for x in (usual and usual["median"], best)]
+        faster = [f"{x / r.median():.1f} x" if x else "" for x in (r.usual, r.best)]
         rows.append([r["job"], f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / r.median('R'):.2f}", *faster])
     note = "Methods with one set of weights known beforehand read the clients once, the others twice."
     headings = ["method", "fastagg", "in R", "than usual PyTorch", "than the best PyTorch"]
