@@ -96,7 +96,7 @@ def scaling(records: list[Record]):
         by_steps.axhline(usual, color=USUAL, label="one step in the usual PyTorch")
     by_steps.set(xscale="log", yscale="log", xlabel="optimiser steps", ylabel="ms", title="20 x ResNet-18")
     if paper:
-        by_steps.legend(fontsize=8, frameon=False)
+        by_steps.legend(fontsize=8, frameon=False, loc="center right")
     figure.tight_layout()
     return figure
 
