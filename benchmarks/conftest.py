@@ -12,7 +12,6 @@ import os
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -83,7 +82,7 @@ def contest(benchmark) -> Callable[..., None]:
     def run(cohort: Cohort, name: str, ours, others: dict[str, Callable], *, memory: bool = False, **info) -> None:
         others = cohort.floors() | others
         times: dict[str, list[float]] = {other: [] for other in others}
-        first = {other: _timed(job) for other, job in others.items()} | {name: _timed(ours)}
+        first = {other: measure.timed(job) for other, job in others.items()} | {name: measure.timed(ours)}
         slow = {other for other in others if first[other] > SLOW}
         round_time = sum(seconds for job, seconds in first.items() if job not in slow)
         rounds = int(min(max(SECONDS / round_time, ROUNDS.start), ROUNDS.stop - 1))
@@ -92,7 +91,7 @@ def contest(benchmark) -> Callable[..., None]:
         def others_first() -> None:
             for other in order.sample(list(others), len(others)):
                 if other not in slow or len(times[other]) < 3:
-                    times[other].append(_timed(others[other]))
+                    times[other].append(measure.timed(others[other]))
 
         benchmark.pedantic(ours, setup=others_first, rounds=rounds)
         times[name] = list(benchmark.stats.stats.data)
@@ -108,14 +107,6 @@ def contest(benchmark) -> Callable[..., None]:
             benchmark.extra_info["extra_bytes"] = {job: measure.peak_extra_memory(f) for job, f in jobs.items()}
 
     return run
-
-
-def _timed(job: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    result = job()
-    seconds = time.perf_counter() - start
-    del result
-    return seconds
 
 
 def _summary(seconds: list[float]) -> dict[str, float]:

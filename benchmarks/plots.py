@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 OURS, BEST, USUAL, FLOOR = "#0b6e4f", "#e0a526", "#b23a48", "#555555"
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10,
          "svg.hashsalt": "fastagg", "svg.fonttype": "none"}  # fmt: skip
-SHOWN = ("resnet18", 20, "float32")
+SHOWN = ("resnet18", 20, "float32")  # the round that most tables and plots are about
 
 
 def draw(records: list[Record], folder: Path) -> list[Path]:

@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import plots
+from benchmarks.plots import SHOWN
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DOCS = ROOT / "docs"
-SHOWN = ("resnet18", 20, "float32")  # the round that most tables are about
 PAPER_SECONDS = {"fedavg": 0.10, "ldawa": 2.52, "fedlaw": 10.11, "fedawa": 0.82, "fedawa_layerwise": 15.21}
 NAMES = {"fedavg": "FedAvg", "ldawa": "L-DAWA", "fedlaw": "FedLAW", "fedawa": "FedAWA", "fedawa_layerwise": "FedAWA-L"}
 

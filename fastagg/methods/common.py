@@ -204,16 +204,22 @@ def float64(values: Any) -> np.ndarray:
     return np.array(values, dtype=np.float64)
 
 
+def one_per_client(name: str, values: Any, K: int) -> np.ndarray:
+    """A list or tensor of K numbers that a caller gave, as float64"""
+    try:
+        numbers = float64(values)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: expected {K} numbers, one per client ({error})") from error
+    if numbers.shape != (K,):
+        raise InputError(f"{name} have shape {numbers.shape}, expected ({K},): one number per client")
+    return numbers
+
+
 def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndarray:
     """n_k, the clients' shares of the data, summing to 1: [K]. None: equal shares."""
     if sizes is None:
         return np.full(K, 1 / K)
-    try:
-        n = float64(sizes)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"sizes: expected {K} numbers, one per client ({error})") from error
-    if n.shape != (K,):
-        raise InputError(f"sizes have shape {n.shape}, expected ({K},): one number per client")
+    n = one_per_client("sizes", sizes, K)
     for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):
         raise InputError(f"sizes: client {k} has size {n[k]}, expected a number >= 0")
     if not n.any():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe, float64, function_of
+from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of, one_per_client
 from fastagg.result import Result
 from fastagg.table import InputError
 
@@ -50,12 +50,7 @@ class FedNova(Aggregator):
 def _check_steps(local_steps, K: int) -> np.ndarray:
     if local_steps is None:
         raise InputError("fednova needs local_steps: how many steps each client took")
-    try:
-        steps = float64(local_steps)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"local_steps: expected {K} numbers, one per client") from error
-    if steps.shape != (K,):
-        raise InputError(f"local_steps have shape {steps.shape}, expected ({K},): one number per client")
+    steps = one_per_client("local_steps", local_steps, K)
     for k in np.flatnonzero(~np.isfinite(steps) | (steps <= 0)):
         raise InputError(f"local_steps: client {k} took {steps[k]} steps, expected a number above 0")
     return steps
