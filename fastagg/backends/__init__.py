@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from functools import lru_cache
 from types import ModuleType
 
 import torch
 
 from fastagg.backends import reference
 
-try:
-    from fastagg.backends import cpu
-
-    _why_no_cpu = ""
-except ImportError as error:
-    cpu = None
-    _why_no_cpu = str(error)
-    warnings.warn(f"fastagg: no native module ({error}); the much slower reference is used", stacklevel=2)
-
-NAMES = ("auto", "cpu", "reference")
+NAMES = ("auto", "cpu", "cuda", "triton", "reference")
+# What "auto" tries, in this order, by the kind of device the tensors are on.
+PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
 _chosen = "auto"
 
 
 def set_backend(name: str) -> None:
-    """Chooses the kernels of every later call: "auto" (the fastest for where the tensors are), "cpu" or "reference"."""
+    """Chooses the kernels of every later call: "auto" (the fastest for where the tensors are), "cpu", "cuda", "triton"
+    or "reference"."""
     global _chosen
     _chosen = _known(name)
 
 
+@lru_cache(maxsize=None)
+def load(name: str) -> tuple[ModuleType | None, str]:
+    """The module of a backend, loaded when it is first wanted, or None and why there is none."""
+    try:
+        return importlib.import_module(f"fastagg.backends.{name}"), ""
+    except ImportError as error:
+        return None, str(error)
+
+
+cpu, _ = load("cpu")
+
+
+def why_not(name: str, device: torch.device) -> str:
+    """Why a backend cannot serve tensors on a device; empty if it can."""
+    if name == "reference":
+        return ""
+    module, why = load(name)
+    return why if module is None else module.why_not(device)
+
+
 def choose(device: torch.device, name: str | None = None) -> ModuleType:
     name = _chosen if name is None else _known(name)
-    if name == "reference" or (name == "auto" and (device.type != "cpu" or cpu is None)):
-        return reference
-    if cpu is None:
-        raise RuntimeError(f"backend 'cpu' is not available: {_why_no_cpu}")
-    if device.type != "cpu":
-        raise RuntimeError(f"backend 'cpu' cannot read tensors on {device}")
-    return cpu
+    if name == "auto":
+        return _auto(device)
+    why = why_not(name, device)
+    if why:
+        raise RuntimeError(f"backend {name!r} is not available: {why}")
+    return _module(name)
+
+
+@lru_cache(maxsize=None)
+def _auto(device: torch.device) -> ModuleType:
+    names = PREFERENCE.get(device.type, ("reference",))
+    reasons = [why_not(name, device) for name in names]
+    chosen = reasons.index("")
+    if chosen == len(names) - 1 and chosen > 0:
+        tried = "; ".join(f"{name}: {why}" for name, why in zip(names, reasons[:chosen], strict=False))
+        warnings.warn(f"fastagg: the much slower reference serves tensors on {device} ({tried})", stacklevel=4)
+    return _module(names[chosen])
+
+
+def _module(name: str) -> ModuleType:
+    return reference if name == "reference" else load(name)[0]
 
 
 def availability() -> dict[str, str]:
     """Each backend and 'available', or why it is not."""
+    devices = {"cpu": torch.device("cpu")}
     return {
-        "cpu": "available" if cpu is not None else f"not available: {_why_no_cpu}",
-        "reference": "available",
+        name: _said(why_not(name, devices.get(name, torch.device("cuda", 0)))) for name in NAMES if name != "auto"
     }
+
+
+def serves() -> dict[str, str]:
+    """What "auto" takes for tensors on each kind of device there is"""
+    devices = [torch.device("cpu")] + [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return {str(device): _auto(device).__name__.rpartition(".")[2] for device in devices}
+
+
+def _said(why: str) -> str:
+    return f"not available: {why}" if why else "available"
 
 
 def _known(name: str) -> str:

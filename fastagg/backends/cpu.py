@@ -15,6 +15,10 @@ if _level and not _cpu.set_simd(_level):
     raise ValueError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
 
 
+def why_not(device: torch.device) -> str:
+    return "" if device.type == "cpu" else f"it cannot read tensors on {device}"
+
+
 def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch.Tensor:
     out = np.empty((layers if per_layer else 1, table.K + 1, table.K + 1))
     _cpu.gram(*_inputs(table), table.center_address, layer, per_layer, out, torch.get_num_threads())

@@ -1,0 +1,72 @@
+// The native API of the GPU kernels. All pointers are to device memory, and nothing here waits for the device.
+#pragma once
+#include "target.h"
+
+namespace fastagg {
+namespace gpu {
+
+constexpr int chunk_elements = 1024;  // plan.py's CHUNK
+
+// A run of chunks: from chunk `chunk` of tensor order[place] on, through the tensors that follow in `order`.
+struct Item {
+  int32_t place, chunk, chunks, slot;
+};
+
+struct Work {
+  const Item* items;
+  int32_t first, count;  // of the items: those of one dtype
+  const int32_t* order;
+  const int64_t* numel;  // [T]
+};
+
+// Rows of tensors: row r of tensor t is at address[t * rows + r].
+struct Rows {
+  const int64_t* address;  // [T, rows]
+  const int32_t* aligned;  // [T]: every address of the tensor allows 16-byte loads
+  int32_t rows;
+};
+
+// out[t, m] = sum_k weights[row[t], m, k] * (row first + k of tensor t)
+struct Mix {
+  Rows rows;
+  int32_t first, clients;
+  const double* weights;   // [S, M, K]
+  const int32_t* row;      // [T]
+  const int64_t* out;      // [T, M] addresses
+  const int32_t* aligned;  // [T]: of clients and outputs
+  int32_t outputs;         // M; 0: no mix
+};
+
+// Inner products of rows a_first + i, i < a_rows, with rows b_first + j, j < b_rows, over every item, to
+// partial[slot * slices + slice, i, j]. A triangle has a = b and is filled where i >= j only.
+// centred: row 0 is subtracted from all others first.
+struct Products {
+  Work work;
+  Rows rows;
+  int32_t a_first, a_rows, b_first, b_rows;
+  bool triangle, centred;
+  double* partial;
+  int32_t* flags;  // [slots], zero: set where float32 products are not to be trusted
+};
+
+// How rows are cut: into groups of at most `size` rows; pairs of groups are the work of a block. `slices` warps share
+// a tile of a block's products, each with sums of its own.
+struct Shape {
+  int32_t size_a, size_b, groups_a, groups_b, pairs, slices;
+  bool diagonal_only(bool triangle) const { return triangle && groups_a == 1; }
+  int rows(bool triangle) const { return diagonal_only(triangle) ? size_a : size_a + size_b; }  // of a block
+};
+Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores);
+
+// dtype: of the items, F32, F64, BF16 or F16. Items whose float32 products cannot be trusted are done again in float64.
+// With mix.outputs the weighted sums are formed of the same tensors while they are in cache.
+void products(int dtype, const Products&, const Mix& mix, bool tensor_cores, Stream);
+void mix(int dtype, const Work&, const Mix&, Stream);  // any dtype; integers get the maximum
+
+// group[g, i, j] = the partial sums of slots [first_slot[g], first_slot[g + 1]), added in a fixed order; a triangle is
+// mirrored. total, unless null: the sum of the groups in their order.
+void reduce(const double* partial, const int32_t* first_slot, int groups, int slices, int a_rows, int b_rows,
+            bool triangle, double* group, double* total, Stream);
+
+}  // namespace gpu
+}  // namespace fastagg
