@@ -1,4 +1,4 @@
-"""Builds fastagg's native module with CMake and ninja. All else about the package is in pyproject.toml."""
+"""Builds fastagg's native modules with CMake and ninja. All else about the package is in pyproject.toml."""
 
 import os
 import subprocess
@@ -13,6 +13,8 @@ HERE = Path(__file__).parent.resolve()
 
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
+        if ext.optional:  # CMake has built it with the first one, or left it out
+            return
         import pybind11
 
         package = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
@@ -25,6 +27,9 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('FASTAGG_BUILD_TYPE', 'Release')}",
         ]  # fmt: skip
+        for name in ("FASTAGG_CUDA", "FASTAGG_CUDA_ARCHITECTURES"):
+            if os.environ.get(name):
+                configure.append(f"-D{name}={os.environ[name]}")
         try:
             subprocess.run(configure, check=True)
             subprocess.run(["cmake", "--build", str(build)], check=True)
@@ -32,4 +37,7 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"fastagg: building needs {error.filename!r}; pip install cmake ninja pybind11") from error
 
 
-setup(ext_modules=[Extension("fastagg._cpu", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[Extension("fastagg._cpu", sources=[]), Extension("fastagg._cuda", sources=[], optional=True)],
+    cmdclass={"build_ext": CMakeBuild},
+)

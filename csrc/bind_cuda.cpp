@@ -39,18 +39,18 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
   module.def("why_no_device", &why_no_device);
   module.attr("chunk_elements") = chunk_elements;
 
-  py::class_<Work>(module, "Work")
+  py::class_<Work>(module, "Work", py::module_local())
       .def(py::init([](int64_t items, int first, int count, int64_t order, int64_t numel) {
              return Work{pointer<const Item>(items), first, count, pointer<const int32_t>(order),
                          pointer<const int64_t>(numel)};
            }),
            py::kw_only(), py::arg("items"), py::arg("first"), py::arg("count"), py::arg("order"), py::arg("numel"));
-  py::class_<Rows>(module, "Rows")
+  py::class_<Rows>(module, "Rows", py::module_local())
       .def(py::init([](int64_t address, int64_t aligned, int rows) {
              return Rows{pointer<const int64_t>(address), pointer<const int32_t>(aligned), rows};
            }),
            py::kw_only(), py::arg("address"), py::arg("aligned"), py::arg("rows"));
-  py::class_<Mix>(module, "Mix")
+  py::class_<Mix>(module, "Mix", py::module_local())
       .def(py::init<>())  // no outputs: no mix
       .def(py::init([](const Rows& rows, int first, int clients, int64_t weights, int64_t row, int64_t out,
                        int64_t aligned, int outputs) {

@@ -8,6 +8,7 @@
 #include "bind_table.h"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
 #include "fastagg.h"
 
@@ -80,10 +81,11 @@ class Scanner {
   bool usable() const { return usable_; }
 
   // Writes the addresses of the keys of `dict` into column `column` of out [T, columns] and appends the values to
-  // `keep`. What is not as expected (plain, dense, on the CPU, of this shape and dtype) is None there, and its index
-  // returned.
+  // `keep`. What is not as expected (plain, dense, on this device, of this shape and dtype) is None there, and its
+  // index returned. device is DLPack's: type (1 CPU, 2 CUDA) and number.
   py::list scan(const py::dict& dict, const py::tuple& keys, const py::tuple& shapes, const py::list& codes,
-                py::array_t<int64_t, py::array::c_style>& out, py::ssize_t column, py::list& keep) const {
+                std::pair<int32_t, int32_t> device, py::array_t<int64_t, py::array::c_style>& out, py::ssize_t column,
+                py::list& keep) const {
     if (out.ndim() != 2 || out.shape(0) != py::ssize_t(keys.size()) || column >= out.shape(1) ||
         shapes.size() != keys.size() || codes.size() != keys.size())
       throw std::invalid_argument("fastagg._cpu.Scanner: arrays do not match");
@@ -92,7 +94,8 @@ class Scanner {
     for (size_t t = 0; t < keys.size(); ++t, to += out.shape(1)) {
       PyObject* value = PyDict_GetItemWithError(dict.ptr(), PyTuple_GET_ITEM(keys.ptr(), t));
       if (!value && PyErr_Occurred()) throw py::error_already_set();
-      if (!value || !as_expected(value, PyTuple_GET_ITEM(shapes.ptr(), t), PyList_GET_ITEM(codes.ptr(), t), to)) {
+      if (!value ||
+          !as_expected(value, PyTuple_GET_ITEM(shapes.ptr(), t), PyList_GET_ITEM(codes.ptr(), t), device, to)) {
         odd.append(t);
         value = Py_None;
       }
@@ -102,7 +105,8 @@ class Scanner {
   }
 
  private:
-  bool as_expected(PyObject* value, PyObject* shape, PyObject* code, int64_t* address) const {
+  bool as_expected(PyObject* value, PyObject* shape, PyObject* code, std::pair<int32_t, int32_t> device,
+                   int64_t* address) const {
     bool known = false;
     for (py::handle type : types_) known |= (PyObject*)Py_TYPE(value) == type.ptr();
     if (!known) return false;
@@ -111,9 +115,8 @@ class Scanner {
       PyErr_Clear();
       return false;
     }
-    constexpr int cpu = 1;
-    if (t.device.type != cpu || dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape))
-      return false;
+    if (t.device.type != device.first || t.device.id != device.second) return false;
+    if (dtype_code(t.dtype) != PyLong_AsLong(code) || t.ndim != PyTuple_GET_SIZE(shape)) return false;
     if (t.ndim == 0 && t.dtype.code == 2)
       return false;  // may be lazily negated (complex.conj().imag); with
                      // dimensions that shows as a stride of 2

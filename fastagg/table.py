@@ -164,9 +164,11 @@ def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.d
     names = tuple(reference), *options
     layout = _former.get(names)
     if layout is not None:
-        _, odd = scan(reference, layout, _CPU, np.empty((len(layout.keys), 1), dtype=np.int64), 0)
+        device = getattr(next(iter(reference.values()), None), "device", _CPU)  # NumPy's arrays may have one, a string
+        device = device if isinstance(device, torch.device) else _CPU
+        _, odd = scan(reference, layout, device, np.empty((len(layout.keys), 1), dtype=np.int64), 0)
         if not odd:
-            return layout, _CPU, (False,) * len(layout.keys)
+            return layout, device, (False,) * len(layout.keys)
     tensors, as_numpy = _read_reference(reference, who)
     shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
     layout = _layout(names[0], shapes, dtypes, *options)
@@ -178,6 +180,7 @@ def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.d
 
 _former: dict[tuple, Layout] = {}
 _CPU = torch.device("cpu")
+_DLPACK_DEVICE = {"cpu": 1, "cuda": 2}
 
 
 def _plain_dict(sd: StateDict) -> dict:
@@ -224,10 +227,12 @@ def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, colum
 def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> tuple[list, Iterable[int]]:
     """A model's tensors, natively and so fast; and the indices of those that want a closer look (None in the list)"""
     T = len(layout.keys)
-    if _scanner is None or device.type != "cpu" or getattr(type(sd), "__getitem__", None) is not dict.__getitem__:
+    kind = _DLPACK_DEVICE.get(device.type)
+    if _scanner is None or kind is None or getattr(type(sd), "__getitem__", None) is not dict.__getitem__:
         return [None] * T, range(T)
     tensors: list = []
-    return tensors, _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, address, column, tensors)
+    where = kind, device.index or 0
+    return tensors, _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, where, address, column, tensors)
 
 
 def extent(value: Any) -> tuple[int, int]:
@@ -247,7 +252,9 @@ def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> t
     if tensor.dtype != dtype:
         raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, expected {dtype}")
     if tensor.device != device:
-        raise InputError(f"{who}: key {key!r} is on {tensor.device}, expected {device}")
+        raise InputError(
+            f"{who}: key {key!r} is on {tensor.device}, expected {device}: all models must be on one device"
+        )
     if tensor.numel() and not tensor.data_ptr():
         raise InputError(f"{who}: key {key!r} has no memory: its storage was freed")
     if tensor.is_contiguous() and not tensor.is_neg():

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's kernels are defined
+
+import emulated
+
 import fastagg
 from fastagg import backends
+from fastagg.backends import cuda as cuda_backend
 
 LEVELS = ("baseline", "avx2", "avx512")
 
@@ -21,9 +30,13 @@ def _restore():
         backends.cpu._cpu.set_simd(level)
 
 
-@pytest.fixture(params=LEVELS)
-def simd(request):
-    """Runs a test at every SIMD level this CPU has."""
+@pytest.fixture(params=[*LEVELS, "cuda", "cuda-tensor-cores"])
+def kernels(request, monkeypatch):
+    """Runs a test with every native implementation of the kernels: SIMD levels that this CPU has, and the CUDA kernels
+    on the emulator, by multiply-adds or on tensor cores whatever the number of clients."""
+    if request.param.startswith("cuda"):
+        use_emulated(monkeypatch, tensor_cores=request.param == "cuda-tensor-cores")
+        return request.param
     if backends.cpu is None:
         pytest.skip("no native module")
     native = backends.cpu._cpu
@@ -32,3 +45,24 @@ def simd(request):
     native.set_simd(request.param)
     assert native.simd_level() == request.param
     return request.param
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The CUDA kernels serve every call that names no backend, on the emulator."""
+    return use_emulated(monkeypatch)
+
+
+@lru_cache(maxsize=None)
+def emulated_kernels():
+    return emulated.kernels()
+
+
+def use_emulated(monkeypatch, tensor_cores=False):
+    chosen, really = emulated_kernels(), backends.choose
+    monkeypatch.setattr(cuda_backend, "MOST_FMA_ROWS", 0)  # so that tensor cores are tried with few clients too
+    monkeypatch.setattr(chosen, "tensor_cores", lambda device: tensor_cores)
+    monkeypatch.setattr(
+        backends, "choose", lambda device, name=None: chosen if name in (None, "cuda") else really(device, name)
+    )
+    return chosen

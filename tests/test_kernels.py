@@ -53,8 +53,10 @@ def assert_mixed(got, clients, weights, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 5, 7, 12, 20, 33, 64, 126, 127, 128, 130])
-def test_gram_and_mix_match_the_reference(simd, dtype, K):
+def test_gram_and_mix_match_the_reference(kernels, dtype, K):
     shapes = SHAPES if K <= 20 else {"a.weight": (33,), "b.weight": (17000,)}
+    if kernels == "cuda-tensor-cores" or (K > 20 and kernels == "cuda"):  # emulated, and so slow
+        shapes = {"a.weight": (33,), "b.weight": (2060,)}
     g, clients = make(K, shapes, dtype, seed=K)
     before = snapshot(g, *clients)
     expected = fastagg.gram(g, clients, layerwise=True, backend="reference")
@@ -67,10 +69,8 @@ def test_gram_and_mix_match_the_reference(simd, dtype, K):
     weights = torch.rand(5, K, dtype=torch.float64) - 0.2
     out = [poisoned(g) for _ in range(5)]
     for m, sd in enumerate(fastagg.mix(clients, weights, out=out)):
-        assert (
-            sd["b.weight" if K > 20 else "big.bias"].data_ptr()
-            == out[m]["b.weight" if K > 20 else "big.bias"].data_ptr()
-        )
+        last = list(shapes)[-2]
+        assert sd[last].data_ptr() == out[m][last].data_ptr()
         assert_mixed(sd, clients, weights[m], dtype)
     one = fastagg.mix(clients, weights[0], out=poisoned(g))
     assert_same_bits(one, out[0])
@@ -83,7 +83,7 @@ def test_gram_and_mix_match_the_reference(simd, dtype, K):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("offset", [1, 3])
-def test_unaligned_views(simd, dtype, offset):
+def test_unaligned_views(kernels, dtype, offset):
     g, clients = make(6, SHAPES, dtype, offset=offset)
     aligned_g, aligned = snapshot(g)[0], snapshot(*clients)
     assert torch.equal(fastagg.gram(g, clients).matrix, fastagg.gram(aligned_g, aligned).matrix)
@@ -94,7 +94,7 @@ def test_unaligned_views(simd, dtype, offset):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("K", [3, 21, 130])
-def test_integer_valued_data_is_exact(simd, dtype, K):
+def test_integer_valued_data_is_exact(kernels, dtype, K):
     shapes = {"a.weight": (1000,), "b.weight": (33,)}
     g, clients = make(K, shapes, dtype, integers=True)
     expected = fastagg.gram(g, clients, layerwise=True, backend="reference")
@@ -122,7 +122,7 @@ def test_same_bits_for_any_number_of_threads(dtype, K):
 
 
 @pytest.mark.parametrize("ratio", [1e-2, 1e-4, 1e-6])
-def test_small_updates_keep_their_precision(simd, ratio):
+def test_small_updates_keep_their_precision(kernels, ratio):
     g, clients = make(20, {"a.weight": (50000,)}, scale=ratio)
     exact = fastagg.gram(g, clients, backend="reference")
     assert exact.norms().max() / exact.matrix[0, 0].sqrt() < 3 * ratio
@@ -130,7 +130,7 @@ def test_small_updates_keep_their_precision(simd, ratio):
 
 
 @pytest.mark.parametrize("fill", [0.1, 1 / 3, 0.7])
-def test_constant_data_does_not_accumulate_rounding(simd, fill):
+def test_constant_data_does_not_accumulate_rounding(kernels, fill):
     # every addition rounds the same way: the worst case for float32 sums
     g = {"w": torch.zeros(100_000)}
     clients = [{"w": torch.full((100_000,), fill)} for _ in range(3)]
@@ -139,7 +139,7 @@ def test_constant_data_does_not_accumulate_rounding(simd, fill):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1e25, 1e-25, 3e-38])
-def test_values_whose_squares_leave_float32(simd, dtype, size):
+def test_values_whose_squares_leave_float32(kernels, dtype, size):
     g, clients = make(5, {"a.weight": (20000,), "b.weight": (5,)}, torch.float64, scale=1.0)
     g, *clients = ({k: (v * size).to(dtype) for k, v in sd.items()} for sd in (g, *clients))
     exact = fastagg.gram(g, clients, layerwise=True, backend="reference")
@@ -147,14 +147,14 @@ def test_values_whose_squares_leave_float32(simd, dtype, size):
     assert gram_error(fastagg.gram(g, clients, layerwise=True), exact) <= 1e-6
 
 
-def test_large_cohort_with_one_huge_client(simd):
+def test_large_cohort_with_one_huge_client(kernels):
     g, clients = make(130, {"a.weight": (3000,)})
     clients[77]["a.weight"] *= 1e25
     exact = fastagg.gram(g, clients, backend="reference")
     assert gram_error(fastagg.gram(g, clients), exact) <= 1e-6
 
 
-def test_frozen_layers_have_zero_rows(simd):
+def test_frozen_layers_have_zero_rows(kernels):
     g, clients = make(4, {"a.weight": (3000,), "b.weight": (100,)})
     for sd in clients:
         sd["a.weight"] = g["a.weight"].clone()
@@ -163,7 +163,7 @@ def test_frozen_layers_have_zero_rows(simd):
     assert (frozen[1:, :] == 0).all()
 
 
-def test_order_of_clients_does_not_change_an_entry(simd):
+def test_order_of_clients_does_not_change_an_entry(kernels):
     g, clients = make(23, {"a.weight": (5000,), "b.weight": (37,)})
     order = torch.randperm(23)
     there = fastagg.gram(g, clients).updates()
@@ -171,7 +171,7 @@ def test_order_of_clients_does_not_change_an_entry(simd):
     assert torch.equal(back, there[order][:, order])
 
 
-def test_identical_clients_have_identical_entries_and_come_back(simd):
+def test_identical_clients_have_identical_entries_and_come_back(kernels):
     g, clients = make(1, {"a.weight": (5001,)})
     same = [clients[0]] * 22
     updates = fastagg.gram(g, same).updates()
@@ -181,7 +181,7 @@ def test_identical_clients_have_identical_entries_and_come_back(simd):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_every_16_bit_value_survives(simd, dtype):
+def test_every_16_bit_value_survives(kernels, dtype):
     every = torch.arange(-32768, 32768).to(torch.int16).view(dtype)
     mixed = fastagg.mix([{"w": every}], [1.0])["w"]
     nan = every.isnan()
@@ -191,7 +191,7 @@ def test_every_16_bit_value_survives(simd, dtype):
     assert torch.equal(halves[~nan], (every.double() / 3).to(dtype)[~nan])
 
 
-def test_streaming_stores_and_large_tensors(simd):
+def test_streaming_stores_and_large_tensors(kernels):
     _, clients = make(3, {"a.weight": (3_000_001,), "b.weight": (5,)}, offset=1)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     first = fastagg.mix(clients, weights)

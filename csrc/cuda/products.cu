@@ -132,8 +132,9 @@ int tiles_of(const Shape& s, bool triangle) {  // of a block, at most
 }
 
 template <class S, class C, bool FUSED, bool AGAIN>
-void go(const char* name, const Products& p, const Mix& m, Stream stream) {
-  const Shape s = shape_of(p.a_rows, p.b_rows, p.triangle, false);
+void go(const char* name, const Products& p, const Mix& m, Stream stream, bool beside_tensor_cores = false) {
+  Shape s = shape_of(p.a_rows, p.b_rows, p.triangle, false);
+  if (beside_tensor_cores) s.slices = 1;  // as theirs is, for sums in the same workspace
   const int tiles = tiles_of(s, p.triangle), threads = tiles * s.slices * 32;
   const size_t shared = Stage<C>::bytes(s.rows(p.triangle), s.slices * slice_elements<C>);
   auto kernel = s.diagonal_only(p.triangle) ? products_kernel<S, C, threads_alone, FUSED, AGAIN>
@@ -141,12 +142,11 @@ void go(const char* name, const Products& p, const Mix& m, Stream stream) {
   launch(name, kernel, int64_t(p.work.count) * s.pairs, threads, shared, stream, p, s, tiles, m);
 }
 
-template <class S>
-void of_type(const Products& p, const Mix& m, bool tensor_cores, Stream stream) {
+template <class S> void of_type(const Products& p, const Mix& m, bool tensor_cores, Stream stream) {
   if (!tensor_cores)
     m.outputs ? go<S, float, true, false>("products_mix", p, m, stream)
               : go<S, float, false, false>("products", p, m, stream);
-  go<S, double, false, true>("products_again", p, m, stream);
+  go<S, double, false, true>("products_again", p, m, stream, tensor_cores);
 }
 
 }  // namespace
@@ -180,8 +180,8 @@ void products(int dtype, const Products& p, const Mix& m, bool tensor_cores, Str
     case F16:
       return of_type<__half>(p, m, tensor_cores, stream);
     case F64:
-      return m.outputs ? go<double, double, true, false>("products_mix_float64", p, m, stream)
-                       : go<double, double, false, false>("products_float64", p, m, stream);
+      return m.outputs ? go<double, double, true, false>("products_mix_float64", p, m, stream, tensor_cores)
+                       : go<double, double, false, false>("products_float64", p, m, stream, tensor_cores);
     default:
       throw std::invalid_argument("fastagg._cuda: only floating-point tensors have products");
   }

@@ -27,13 +27,13 @@ template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads, size_t shared, Stream, A... args) {
   emulator::run(name, blocks, threads, shared, [&] { kernel(args...); });
 }
-inline void clear(void* p, size_t bytes, Stream) { std::memset(p, 0, bytes); }
 #else
 inline void check(const char* what, cudaError_t error) {
   if (error != cudaSuccess)
     throw std::runtime_error(std::string("fastagg._cuda: ") + what + ": " + cudaGetErrorString(error));
 }
 
+#ifdef __CUDACC__
 // On the caller's stream; nobody waits. An error of the launch itself is raised with the kernel's name.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads, size_t shared, Stream stream,
@@ -44,9 +44,7 @@ void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads,
   kernel<<<unsigned(blocks), threads, shared, static_cast<cudaStream_t>(stream.handle)>>>(args...);
   check(name, cudaGetLastError());
 }
-inline void clear(void* p, size_t bytes, Stream stream) {
-  if (bytes) check("clear", cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream.handle)));
-}
+#endif
 #endif
 
 }  // namespace gpu

@@ -1,9 +1,9 @@
 // Inner products of many rows on tensor cores, for K above 64 where they are the faster way.
 //
 // tf32 keeps 11 bits of a number, so a row is split in two, x = high + low, and the products high*high, high*low and
-// low*high are summed: what is left out is 2^-22 of a product. Tensor cores truncate when they add, so a chain of sums
-// is short: 4 instructions (32 elements) of high*high, then a compensated float32 sum. The two mixed products are 2^-11
-// as large and may run for a chunk; each has sums of its own, so that an entry does not depend on which of its two
+// low*high are summed: what is left out is 2^-22 of a product. Tensor cores cut off low bits when they add, so a chain of
+// sums is short: 2 instructions (16 elements) of high*high, then a compensated float32 sum. The two mixed products are
+// 2^-11 as large and may run for a chunk; each has sums of its own, so that an entry does not depend on which of its two
 // clients comes first.
 #include "stage.h"
 
@@ -11,7 +11,7 @@ namespace fastagg {
 namespace gpu {
 namespace {
 
-constexpr int threads = 256, stage_elements = 64, fold_elements = 32;
+constexpr int threads = 256, stage_elements = 64, fold_elements = 16;
 constexpr int stride = stage_elements + 4;  // lanes of a fragment fall into different banks
 constexpr int warp_rows = 16, warp_columns = 32, fragments = warp_columns / 8;
 constexpr float least_trusted = 0x1p-30f;  // and no mixed product underflows
@@ -58,14 +58,15 @@ struct Sums {
       mma_m16n8k8(high[f], a_high, b_high);
     }
   }
-  // total += high, and what that rounds off goes to rest (Knuth)
+  // total += high, and what that rounds off goes to rest (Dekker: exact where total is the larger; where it is not, what
+  // is lost is 2^-24 of the summand, and of all summands together no more than that of sqrt(G_ii G_jj))
   __device__ __forceinline__ void fold() {
 #pragma unroll
     for (int f = 0; f < fragments; ++f)
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float x = high[f][n], sum = total[f][n] + x, part = sum - total[f][n];
-        rest[f][n] += (total[f][n] - (sum - part)) + (x - part);
+        const float sum = total[f][n] + high[f][n];
+        rest[f][n] += high[f][n] - (sum - total[f][n]);
         total[f][n] = sum, high[f][n] = 0;
       }
   }

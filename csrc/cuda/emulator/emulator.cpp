@@ -165,6 +165,7 @@ __half __float2half_rn(float x) {
   const uint16_t sign = uint16_t(__float_as_uint(x) >> 16 & 0x8000);
   if (x != x) return {0x7fff};
   const float size = std::fabs(x);
+  if (size == 0) return {sign};
   if (size >= 65520.0f) return {uint16_t(sign | 0x7c00)};
   int exponent;
   std::frexp(size, &exponent);                        // size = m 2^exponent, m in [1/2, 1)
@@ -174,22 +175,41 @@ __half __float2half_rn(float x) {
   return {uint16_t(sign | uint16_t((unit + 24) * 1024 + int(kept)))};
 }
 
+// The sum as the least exact tensor core forms it: every term is cut off, towards zero, 24 bits below the highest bit of
+// the largest, and so is the result.
+static float sum_of_terms(const double* terms, int n) {
+  uint64_t highest = 0;
+  for (int i = 0; i < n; ++i) {
+    uint64_t bits;
+    std::memcpy(&bits, terms + i, 8);
+    highest = std::max(highest, bits >> 52 & 0x7ff);
+  }
+  double sum = 0;
+  if (highest == 0 || highest > 2000) {  // all zero, or not finite
+    for (int i = 0; i < n; ++i) sum += terms[i];
+    return float(sum);
+  }
+  const double unit = std::ldexp(1.0, int(highest) - 1023 - 23), inverse = 1 / unit;
+  for (int i = 0; i < n; ++i) sum += std::trunc(terms[i] * inverse) * unit;
+  float rounded = float(sum);
+  if (std::isfinite(sum) && std::fabs(double(rounded)) > std::fabs(sum))
+    rounded = __uint_as_float(__float_as_uint(rounded) - 1);
+  return rounded;
+}
+
 void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  float mine[6];  // tensor cores do not see the low bits
+  for (int n = 0; n < 6; ++n) mine[n] = __uint_as_float((n < 4 ? a[n] : b[n - 4]) & ~0x1fffu);
   const int lane = int(emulator::thread.x % 32);
   const char* all = emulator::exchange(mine, sizeof mine, "mma");
-  auto part = [&](int from, int word) {  // tensor cores do not see the low bits
-    uint32_t u;
-    std::memcpy(&u, all + 64 * from + 4 * word, 4);
-    return double(__uint_as_float(u & ~0x1fffu));
-  };
+  auto lane_values = [&](int from) { return reinterpret_cast<const float*>(all + 64 * from); };
   for (int c = 0; c < 4; ++c) {
     const int row = lane / 4 + 8 * (c / 2), column = 2 * (lane % 4) + c % 2;
-    double sum = d[c];
-    for (int k = 0; k < 8; ++k)
-      sum += part(row % 8 * 4 + k % 4, (row >= 8) + 2 * (k >= 4)) * part(column * 4 + k % 4, 4 + (k >= 4));
-    float rounded = float(sum);
-    if (std::isfinite(sum) && std::fabs(double(rounded)) > std::fabs(sum)) rounded = std::nextafter(rounded, 0.0f);  // towards zero
-    d[c] = rounded;
+    double terms[9] = {d[c]};
+    for (int k = 0; k < 4; ++k) {
+      const float *x = lane_values(row % 8 * 4 + k) + (row >= 8), *y = lane_values(column * 4 + k) + 4;
+      terms[1 + k] = double(x[0]) * y[0], terms[5 + k] = double(x[2]) * y[1];  // elements k and k + 4
+    }
+    d[c] = sum_of_terms(terms, 9);
   }
 }
