@@ -9,8 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.*)
-NATIVE := $(wildcard csrc/*.h csrc/*.cpp csrc/cpu/*.h csrc/cpu/*.cpp)
+SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
+NATIVE := $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu)
 
 .PHONY: demo test bench bench-compare lint format clean
 

@@ -96,5 +96,10 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
       py::arg("stream"));
 #ifdef FASTAGG_EMULATED
   module.def("set_order", &emulator::set_order, "0: threads in order, 1: reversed, else: shuffled by this seed");
+  module.def("launched", [] {
+    py::dict all;  // kernel -> (most threads, most bytes of shared memory)
+    for (const auto& [name, most] : emulator::launched()) all[name.c_str()] = py::make_tuple(most.first, most.second);
+    return all;
+  });
 #endif
 }

@@ -16,7 +16,8 @@ def main(argv: list[str] | None = None) -> int:
         "info",
         help="version, SIMD level, threads and backends",
         description="Prints the version, the SIMD level in use (lower it with FASTAGG_SIMD=baseline or avx2), the "
-        "number of threads (torch.set_num_threads or OMP_NUM_THREADS), and which backends are available.",
+        "number of threads (torch.set_num_threads or OMP_NUM_THREADS), which backends are available or why one is not, "
+        "and which of them serves tensors on each device (fastagg.set_backend chooses another).",
     )
     about.add_argument("--json", action="store_true", help="machine-readable output")
     args = parser.parse_args(argv)
@@ -39,7 +40,7 @@ def _info(as_json: bool) -> int:
         facts["simd"] += f" (this CPU has {simd}; FASTAGG_SIMD lowers it)"
     for name, value in facts.items():
         if isinstance(value, dict):
-            print(f"{name}:")
+            print(f"{name.replace('_', ' ')}:")
             for key, text in value.items():
                 print(f"  {key:<12} {text}")
         else:

@@ -40,7 +40,8 @@ def mix(
     """Weighted sums of the client models, in one read of them.
 
     weights     [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
-                A tensor that requires grad gives a result that can be differentiated in it.
+                A tensor that requires grad gives a result that can be differentiated in it. Weights on a GPU are
+                used as they are: nobody waits for the device to see whether they are finite.
     layerwise   weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
     out         a former result (or list of them), written in place; must not overlap an input. When a method raises
                 because a client is not finite, out may have been written already.
@@ -167,9 +168,9 @@ def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Ten
     good = w.dim() in (2, 3) and w.shape[0] == L if layerwise else w.dim() in (1, 2)
     if not good or w.shape[-1] != K or 0 in w.shape[layerwise:]:
         raise InputError(f"weights have shape {tuple(w.shape)}, expected {expected}")
-    bad = (~torch.isfinite(w.detach())).nonzero()
-    if len(bad):
-        raise InputError(f"weights: the weight of client {int(bad[0][-1])} is {w.detach()[tuple(bad[0])].item()}")
+    if w.device.type == "cpu":  # to look at others would mean to wait for their device
+        for at in (~torch.isfinite(w.detach())).nonzero():
+            raise InputError(f"weights: the weight of client {int(at[-1])} is {w.detach()[tuple(at)].item()}")
     several = w.dim() == 2 + layerwise
     return (w if layerwise else w[None]).reshape(L if layerwise else 1, -1, K), several
 

@@ -13,7 +13,7 @@ from fastagg.table import _scanner
 
 
 def info() -> dict[str, Any]:
-    """Version, SIMD level, threads, and which backends are available or why one is not."""
+    """Version, SIMD level, threads, which backends are available or why one is not, and which serves each device."""
     native = backends.cpu is not None
     simd = {"simd": "none", "simd_best": "none"}
     if native:
@@ -27,5 +27,6 @@ def info() -> dict[str, Any]:
         **simd,
         "threads": torch.get_num_threads(),
         "backends": backends.availability(),
+        "tensors_on": backends.serves(),
         "fast_table": "yes" if _scanner is not None else "no: needs the native module and torch 2.10 or later",
     }

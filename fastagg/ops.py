@@ -126,7 +126,7 @@ def _(left, clients, row, rows):
 def _save(ctx, inputs, output):
     clients, weights, row = inputs
     ctx.save_for_backward(*clients)
-    ctx.row, ctx.shape, ctx.dtype = row, weights.shape, weights.dtype
+    ctx.row, ctx.rows, ctx.like = row, weights.shape[0], weights.new_empty(0)  # like: weights' dtype and device
     integer = [x for x in output if x.dtype not in FLOATING]
     ctx.mark_non_differentiable(*integer)
 
@@ -137,8 +137,8 @@ def _backward(ctx, grads):
         torch.zeros_like(clients[i % T]) if g is None else g.to(clients[i % T].dtype).contiguous()
         for i, g in enumerate(grads)
     ]
-    grad = torch.ops.fastagg.dots(left, list(clients), ctx.row, ctx.shape[0])
-    return [None] * len(clients), grad.to(ctx.dtype), None
+    grad = torch.ops.fastagg.dots(left, list(clients), ctx.row, ctx.rows)
+    return [None] * len(clients), grad.to(ctx.like), None
 
 
 mix.register_autograd(_backward, setup_context=_save)

@@ -71,14 +71,12 @@ def _module(name: str) -> ModuleType:
 
 def availability() -> dict[str, str]:
     """Each backend and 'available', or why it is not."""
-    devices = {"cpu": torch.device("cpu")}
-    return {
-        name: _said(why_not(name, devices.get(name, torch.device("cuda", 0)))) for name in NAMES if name != "auto"
-    }
+    cpu_, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    return {name: _said(why_not(name, cpu_ if name == "cpu" else gpu)) for name in NAMES if name != "auto"}
 
 
 def serves() -> dict[str, str]:
-    """What "auto" takes for tensors on each kind of device there is"""
+    """Which backend "auto" takes for tensors on the CPU, and on every GPU there is"""
     devices = [torch.device("cpu")] + [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
     return {str(device): _auto(device).__name__.rpartition(".")[2] for device in devices}
 

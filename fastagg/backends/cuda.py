@@ -83,7 +83,7 @@ class Kernels:
             )  # fmt: skip
 
     def _gram(self, table: Table, layer: np.ndarray, layers: int, per_layer: bool, mixing) -> torch.Tensor:
-        address = np.concatenate([table.center_address[:, None], table.client_address], axis=1)  # [T, K + 1]
+        address = plan.rows_with_center(table)  # [T, K + 1]
         with current(table.device) as place:
             rows = self._rows(table, address)
             mix = self._no_mix if mixing is None else self._mix(table, rows, address, *mixing)

@@ -132,12 +132,8 @@ def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
                 "a CUDA graph is being captured, and addresses or weights are not on the device yet: make the same "
                 "call once before, with the same tensors and the same out="
             )
-        pinned = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)
-        pinned.numpy()[:] = packed
-        event = torch.cuda.Event()
-        known = _Upload(pinned.to(device, non_blocking=True), event, stream.cuda_stream)
-        event.record(stream)
-        _uploads[key] = known
+        known = _uploads[key] = _Upload(_send(device, packed), torch.cuda.Event(), stream.cuda_stream)
+        known.event.record(stream)
         for old in [k for k, entry in _uploads.items() if not entry.captured][:-_MOST_UPLOADS]:
             del _uploads[old]
     elif capturing:
@@ -147,3 +143,9 @@ def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
         known.buffer.record_stream(stream)
     _uploads.move_to_end(key)
     return known.buffer
+
+
+def _send(device: torch.device, packed: np.ndarray) -> torch.Tensor:
+    pinned = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)  # torch keeps it until the copy is done
+    pinned.numpy()[:] = packed
+    return pinned.to(device, non_blocking=True)

@@ -117,7 +117,14 @@ void set_order(uint64_t seed) {
   random_bits.seed(seed);
 }
 
+std::map<std::string, std::pair<int, size_t>>& launched() {
+  static std::map<std::string, std::pair<int, size_t>> all;
+  return all;
+}
+
 void run(const char* name, int64_t count, int n, size_t shared, const std::function<void()>& kernel) {
+  auto& most = launched()[name];
+  most = {std::max(most.first, n), std::max(most.second, shared)};
   std::vector<unsigned char> memory(shared + 16);
   shared_memory = memory.data() + (16 - uintptr_t(memory.data()) % 16) % 16;
   while (fibers.size() < size_t(n)) {

@@ -11,6 +11,9 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <string>
+#include <utility>
 
 #define __global__
 #define __device__
@@ -30,6 +33,7 @@ extern Index thread, block, threads, blocks;
 extern unsigned char* shared_memory;
 
 void set_order(uint64_t seed);  // 0: threads and blocks as they are numbered, 1: the other way round, else shuffled
+std::map<std::string, std::pair<int, size_t>>& launched();  // kernel -> most threads and bytes of shared memory so far
 void run(const char* name, int64_t blocks, int threads, size_t shared, const std::function<void()>& kernel);
 void barrier(const char* file, int line);
 
