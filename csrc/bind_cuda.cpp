@@ -54,8 +54,14 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
       .def(py::init<>())  // no outputs: no mix
       .def(py::init([](const Rows& rows, int first, int clients, int64_t weights, int64_t row, int64_t out,
                        int64_t aligned, int outputs) {
-             return Mix{rows, first, clients, pointer<const double>(weights), pointer<const int32_t>(row),
-                        pointer<const int64_t>(out), pointer<const int32_t>(aligned), outputs};
+             return Mix{rows,
+                        first,
+                        clients,
+                        pointer<const double>(weights),
+                        pointer<const int32_t>(row),
+                        pointer<const int64_t>(out),
+                        pointer<const int32_t>(aligned),
+                        outputs};
            }),
            py::kw_only(), py::arg("rows"), py::arg("first"), py::arg("clients"), py::arg("weights"), py::arg("row"),
            py::arg("out"), py::arg("aligned"), py::arg("outputs"));
@@ -73,8 +79,16 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
       "products",
       [](int dtype, const Work& work, const Rows& rows, int a_first, int a_rows, int b_first, int b_rows, bool triangle,
          bool centred, int64_t partial, int64_t flags, const Mix& m, bool tensor_cores, int device, int64_t stream) {
-        const Products p{work,     rows,    a_first,         a_rows,         b_first, b_rows,
-                         triangle, centred, pointer<double>(partial), pointer<int32_t>(flags)};
+        const Products p{work,
+                         rows,
+                         a_first,
+                         a_rows,
+                         b_first,
+                         b_rows,
+                         triangle,
+                         centred,
+                         pointer<double>(partial),
+                         pointer<int32_t>(flags)};
         const Stream on = stream_of(device, stream);
         py::gil_scoped_release release;
         products(dtype, p, m, tensor_cores, on);
@@ -91,9 +105,8 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
         reduce(pointer<const double>(partial), pointer<const int32_t>(first_slot), groups, slices, a_rows, b_rows,
                triangle, pointer<double>(group), pointer<double>(total), on);
       },
-      py::kw_only(), py::arg("partial"), py::arg("first_slot"), py::arg("groups"), py::arg("slices"),
-      py::arg("a_rows"), py::arg("b_rows"), py::arg("triangle"), py::arg("group"), py::arg("total"), py::arg("device"),
-      py::arg("stream"));
+      py::kw_only(), py::arg("partial"), py::arg("first_slot"), py::arg("groups"), py::arg("slices"), py::arg("a_rows"),
+      py::arg("b_rows"), py::arg("triangle"), py::arg("group"), py::arg("total"), py::arg("device"), py::arg("stream"));
 #ifdef FASTAGG_EMULATED
   module.def("set_order", &emulator::set_order, "0: threads in order, 1: reversed, else: shuffled by this seed");
   module.def("launched", [] {

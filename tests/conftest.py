@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def cuda(monkeypatch):
     return use_emulated(monkeypatch)
 
 
-@lru_cache(maxsize=None)
+@cache
 def emulated_kernels():
     return emulated.kernels()
 

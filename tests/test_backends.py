@@ -40,7 +40,9 @@ def test_auto_prefers_cuda_then_triton_then_the_reference(pretend):
     second = pretend(triton="")  # _cuda does not load
     assert backends.choose(GPU) is second["triton"]
     pretend(cuda="built without kernels for it", triton="too old")
-    with pytest.warns(UserWarning, match=r"reference serves .*cuda:0 .cuda: built without kernels for it; triton: too old"):
+    with pytest.warns(
+        UserWarning, match=r"reference serves .*cuda:0 .cuda: built without kernels for it; triton: too old"
+    ):
         assert backends.choose(GPU) is backends.reference
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once

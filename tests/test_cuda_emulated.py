@@ -42,7 +42,9 @@ def test_many_tensors_of_every_dtype_on_several_grids(cuda, monkeypatch, blocks,
     exact = fastagg.gram(g, clients, layerwise=True, backend="reference")
     assert gram_error(fastagg.gram(g, clients, layerwise=True), exact) <= 1e-6
     weights = torch.rand(len(exact.layers), 5, K, dtype=torch.float64)
-    out = [{k: torch.full_like(v, float("nan") if v.is_floating_point() else 0) for k, v in g.items()} for _ in range(5)]
+    out = [
+        {k: torch.full_like(v, float("nan") if v.is_floating_point() else 0) for k, v in g.items()} for _ in range(5)
+    ]
     both, mixed = fastagg.gram_mix(g, clients, weights, layerwise=True, out=out)
     assert gram_error(both, exact) <= 1e-6
     on_cpu = fastagg.mix(clients, weights, layerwise=True, backend="cpu")
@@ -80,7 +82,10 @@ def test_dots(cuda, dtype, K, M):
     _, left = make(M, {"a.weight": (2100,), "b.weight": (33,), "c.weight": (5,)}, dtype, scale=1.0, seed=1)
     lists = [v for sd in left for v in sd.values()], [v for sd in clients for v in sd.values()], [1, 0, 1], 2
     got = torch.ops.fastagg.dots(*lists)
-    w, v = (torch.stack([torch.cat([sd[k].double() for k in ("a.weight", "c.weight")]) for sd in x]) for x in (clients, left))
+    w, v = (
+        torch.stack([torch.cat([sd[k].double() for k in ("a.weight", "c.weight")]) for sd in x])
+        for x in (clients, left)
+    )
     size = v.norm(dim=1)[:, None] * w.norm(dim=1)
     assert ((got[1] - v @ w.T).abs() / size).max() <= gram_tolerance(dtype, 2105)
 
@@ -90,7 +95,9 @@ def test_dots_of_values_that_leave_float32(cuda, size):
     x, y = torch.randn(3000) * size, torch.randn(3000)
     got = torch.ops.fastagg.dots([x], [y, x], [0], 1)[0, 0]
     expected = torch.stack([x.double() @ y.double(), x.double() @ x.double()])
-    assert ((got - expected).abs() <= 1e-6 * x.double().norm() * torch.stack([y.double().norm(), x.double().norm()])).all()
+    assert (
+        (got - expected).abs() <= 1e-6 * x.double().norm() * torch.stack([y.double().norm(), x.double().norm()])
+    ).all()
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
@@ -187,11 +194,13 @@ def test_a_race_shows(racy):
 
 
 def test_a_barrier_that_some_threads_miss_is_an_error(racy):
-    with pytest.raises(RuntimeError, match=r"barrier_for_some: a barrier is not reached by all: thread 0 is at .*racy.cu"):
+    with pytest.raises(
+        RuntimeError, match=r"barrier_for_some: a barrier is not reached by all: thread 0 is at .*racy.cu"
+    ):
         run(racy, "barrier_for_some")
     with pytest.raises(RuntimeError, match="two_barriers: a barrier is not reached by all"):
         run(racy, "two_barriers")
-    with pytest.raises(RuntimeError, match="shuffle_for_some: .*thread 3 has ended"):
+    with pytest.raises(RuntimeError, match=r"shuffle_for_some: .*thread 3 has ended"):
         run(racy, "shuffle_for_some")
     assert torch.equal(run(racy, "neighbour"), (torch.arange(64, dtype=torch.int32) + 1) % 64)  # and it goes on
 

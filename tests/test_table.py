@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import warnings
 from collections import OrderedDict
@@ -414,3 +415,48 @@ def test_clients_that_are_no_sequence(clients):
     for call in (fastagg.fedavg, fastagg.gram):
         with pytest.raises(fastagg.InputError, match="client_sds is a"):
             call({"w": torch.ones(1)}, clients)
+
+
+def test_models_on_other_devices_are_refused():
+    # as far as can be seen without a second device; tests/test_gpu.py has the rest
+    with pytest.raises(fastagg.InputError, match=r"client 3: key 'w' is on cpu, expected cuda:0: all models must be"):
+        tables.checked(torch.ones(2), (2,), torch.float32, torch.device("cuda", 0), "client 3", "w")
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+@pytest.mark.skipif(tables._scanner is None, reason="no native scan with this torch")
+def test_native_scan_tells_devices_apart():
+    """With torch's own table of functions, but for one that says every tensor is on cuda:1"""
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_New.restype = ctypes.py_object
+    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = torch.Tensor.__dlpack_c_exchange_api__
+    name = api.PyCapsule_GetName(capsule)
+    words = (ctypes.c_void_p * 6).from_address(api.PyCapsule_GetPointer(capsule, name))
+    changed = (ctypes.c_void_p * 6)(*words)  # version, previous, three others, and what borrows a tensor
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DLTensor))
+    borrow = kind(words[5])
+
+    @kind
+    def borrow_on_gpu(tensor, out):
+        status = borrow(tensor, out)
+        out.contents.device_type, out.contents.device_id = 2, 1
+        return status
+
+    changed[5] = ctypes.cast(borrow_on_gpu, ctypes.c_void_p).value
+    fake = api.PyCapsule_New(ctypes.addressof(changed), name, None)
+    scanner = tables._cpu.Scanner(fake, (torch.Tensor, torch.nn.Parameter))
+    sd = {"a": torch.ones(3, 2), "b": torch.nn.Parameter(torch.ones(5))}
+    layout = tables.build(None, [sd]).layout
+    for device, odd in (((2, 1), []), ((2, 0), [0, 1]), ((1, 1), [0, 1]), ((1, 0), [0, 1])):
+        address, tensors = np.zeros((2, 1), np.int64), []
+        found = scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, device, address, 0, tensors)
+        assert found == odd
+        if not odd:
+            assert address[:, 0].tolist() == [v.data_ptr() for v in sd.values()]

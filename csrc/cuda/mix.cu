@@ -5,7 +5,7 @@ namespace fastagg {
 namespace gpu {
 namespace {
 
-constexpr int threads = 128;     // a chunk of 16-bit elements is one vector a thread, of float32 two
+constexpr int threads = 128;        // a chunk of 16-bit elements is one vector a thread, of float32 two
 constexpr int outputs_at_once = 4;  // more would not fit in registers; a chunk is still in L1 for the next four
 template <int MB> constexpr int blocks_per_sm = MB == 1 ? 5 : 3;
 template <int MB> constexpr int clients_at_once = MB == 1 ? 8 : 4;
@@ -13,7 +13,8 @@ template <int MB> constexpr int clients_at_once = MB == 1 ? 8 : 4;
 template <class S, int V, int MB>
 __device__ __forceinline__ void mix_chunk(const Mix& m, int tensor, int64_t begin, int count, int output) {
   const int whole = count / V * V;
-  for (int e = int(threadIdx.x) * V; e < whole; e += threads * V) mix_elements<S, V, MB, clients_at_once<MB>>(m, tensor, begin + e, output);
+  for (int e = int(threadIdx.x) * V; e < whole; e += threads * V)
+    mix_elements<S, V, MB, clients_at_once<MB>>(m, tensor, begin + e, output);
   for (int e = whole + int(threadIdx.x); e < count; e += threads)
     mix_elements<S, 1, MB, clients_at_once<MB>>(m, tensor, begin + e, output);
 }

@@ -65,7 +65,10 @@ template <class C> __device__ __forceinline__ void fold(C (&sum)[64], double (&t
 
 // Blocks that an SM must have room for; 65,536 registers are shared out accordingly.
 template <class C, int THREADS, bool FUSED>
-constexpr int blocks_per_sm = sizeof(C) == 8 ? 1 : THREADS == threads_alone ? 2 : FUSED ? 3 : 4;
+constexpr int blocks_per_sm = sizeof(C) == 8             ? 1
+                              : THREADS == threads_alone ? 2
+                              : FUSED                    ? 3
+                                                         : 4;
 
 // AGAIN: only items whose float32 products were not to be trusted
 template <class S, class C, int THREADS, bool FUSED, bool AGAIN>
@@ -105,8 +108,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
       if (active)
 #pragma unroll 1
         for (int e = 0; e < slice_elements<C> && begin_of_slice + e < left; e += 32 * Pack<C>::size)
-          pair.diagonal && i == j ? multiply<true>(a + e, b + e, stage.stride, sum)
-                                  : multiply<false>(a + e, b + e, stage.stride, sum);
+          pair.diagonal&& i == j ? multiply<true>(a + e, b + e, stage.stride, sum)
+                                 : multiply<false>(a + e, b + e, stage.stride, sum);
       if (FUSED && pair.number == 0) mix_piece<S, 4>(m, tensor, begin + at, left);
     }
     if (active) fold(sum, total);
@@ -155,7 +158,9 @@ Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores) {
   auto groups = [](int rows, int most) { return (rows + most - 1) / most; };
   auto size = [](int rows, int groups) { return ((rows + groups - 1) / groups + tile - 1) / tile * tile; };
   Shape s{};
-  const int most = tensor_cores ? tensor_core_rows : triangle && a_rows <= most_rows_alone ? most_rows_alone : group_rows;
+  const int most = tensor_cores                            ? tensor_core_rows
+                   : triangle && a_rows <= most_rows_alone ? most_rows_alone
+                                                           : group_rows;
   s.size_a = tensor_cores ? most : size(a_rows, groups(a_rows, most));
   s.size_b = triangle ? s.size_a : size(b_rows, groups(b_rows, most));
   s.groups_a = groups(a_rows, s.size_a), s.groups_b = groups(b_rows, s.size_b);

@@ -29,9 +29,9 @@ __device__ __forceinline__ Pair pair_of(const Products& p, const Shape& s, int n
 constexpr float most_trusted = 0x1p50f;
 
 template <class C> struct Stage {
-  C* values;         // [count, stride]
-  int64_t* address;  // [count + 1]: of each row in the tensor at hand, 0 for none; the last is the center's
-  uint32_t* largest; // [count]: bits of the largest magnitude seen
+  C* values;          // [count, stride]
+  int64_t* address;   // [count + 1]: of each row in the tensor at hand, 0 for none; the last is the center's
+  uint32_t* largest;  // [count]: bits of the largest magnitude seen
   int count, stride;
 
   static size_t bytes(int count, int stride) {

@@ -1,10 +1,10 @@
 // Inner products of many rows on tensor cores, for K above 64 where they are the faster way.
 //
 // tf32 keeps 11 bits of a number, so a row is split in two, x = high + low, and the products high*high, high*low and
-// low*high are summed: what is left out is 2^-22 of a product. Tensor cores cut off low bits when they add, so a chain of
-// sums is short: 2 instructions (16 elements) of high*high, then a compensated float32 sum. The two mixed products are
-// 2^-11 as large and may run for a chunk; each has sums of its own, so that an entry does not depend on which of its two
-// clients comes first.
+// low*high are summed: what is left out is 2^-22 of a product. Tensor cores cut off low bits when they add, so a chain
+// of sums is short: 2 instructions (16 elements) of high*high, then a compensated float32 sum. The two mixed products
+// are 2^-11 as large and may run for a chunk; each has sums of its own, so that an entry does not depend on which of
+// its two clients comes first.
 #include "stage.h"
 
 namespace fastagg {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
 
 struct Sums {
   float high[fragments][4] = {}, left[fragments][4] = {}, right[fragments][4] = {};  // of the products
-  float total[fragments][4] = {}, rest[fragments][4] = {};                            // their sum, and its rounding
+  float total[fragments][4] = {}, rest[fragments][4] = {};                           // their sum, and its rounding
 
   // 8 elements: a is 16 rows, b 32 rows, each lane at its own place of a fragment
   __device__ __forceinline__ void multiply(const float* a, const float* b) {
@@ -58,8 +58,8 @@ struct Sums {
       mma_m16n8k8(high[f], a_high, b_high);
     }
   }
-  // total += high, and what that rounds off goes to rest (Dekker: exact where total is the larger; where it is not, what
-  // is lost is 2^-24 of the summand, and of all summands together no more than that of sqrt(G_ii G_jj))
+  // total += high, and what that rounds off goes to rest (Dekker: exact where total is the larger; where it is not,
+  // what is lost is 2^-24 of the summand, and of all summands together no more than that of sqrt(G_ii G_jj))
   __device__ __forceinline__ void fold() {
 #pragma unroll
     for (int f = 0; f < fragments; ++f)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -24,7 +24,7 @@ def set_backend(name: str) -> None:
     _chosen = _known(name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(name: str) -> tuple[ModuleType | None, str]:
     """The module of a backend, loaded when it is first wanted, or None and why there is none."""
     try:
@@ -54,7 +54,7 @@ def choose(device: torch.device, name: str | None = None) -> ModuleType:
     return _module(name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _auto(device: torch.device) -> ModuleType:
     names = PREFERENCE.get(device.type, ("reference",))
     reasons = [why_not(name, device) for name in names]

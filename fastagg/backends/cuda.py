@@ -125,7 +125,10 @@ class Kernels:
         memory = plan.upload(table.device, work.items, work.order, table.layout.numel)
         items, order, numel = (x.data_ptr() for x in memory)
         for code, first, count in work.launches:
-            yield code, Uploaded(self.native.Work(items=items, first=first, count=count, order=order, numel=numel), memory)
+            yield (
+                code,
+                Uploaded(self.native.Work(items=items, first=first, count=count, order=order, numel=numel), memory),
+            )
 
     def _products(
         self, table: Table, rows: Uploaded, group: np.ndarray, groups: int, mix: Uploaded, place: tuple[int, int], *,

@@ -1,7 +1,7 @@
 """What both GPU backends hand to their kernels: addresses and a list of work, uploaded in one transfer.
 
-Tensors are cut into chunks, and runs of chunks are the work of one block: hundreds of tiny tensors and one huge one both
-fill a GPU. Cuts depend on the tensors alone, never on the device, so that sums come out the same everywhere.
+Tensors are cut into chunks, and runs of chunks are the work of one block: hundreds of tiny tensors and one huge one
+both fill a GPU. Cuts depend on the tensors alone, never on the device, so that sums come out the same everywhere.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ struct Fiber {
 
 constexpr size_t stack_bytes = 128 << 10;
 std::vector<Fiber> fibers;
-std::vector<char> given[2];  // what lanes hand to their warp, [threads][64]; two, for a lane may be one ahead in writing
-std::vector<int> turn;       // which of the two each thread uses next
+std::vector<char>
+    given[2];           // what lanes hand to their warp, [threads][64]; two, for a lane may be one ahead in writing
+std::vector<int> turn;  // which of the two each thread uses next
 jmp_buf scheduler;
 int current;
 const std::function<void()>* body;
@@ -164,7 +165,8 @@ __nv_bfloat16 __float2bfloat16_rn(float x) {
 float __half2float(__half h) {
   const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, exponent = h.bits >> 10 & 31, mantissa = h.bits & 0x3ff;
   if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);
-  const float size = exponent ? std::ldexp(float(1024 + mantissa), int(exponent) - 25) : std::ldexp(float(mantissa), -24);
+  const float size =
+      exponent ? std::ldexp(float(1024 + mantissa), int(exponent) - 25) : std::ldexp(float(mantissa), -24);
   return __uint_as_float(sign | __float_as_uint(size));
 }
 
@@ -175,15 +177,15 @@ __half __float2half_rn(float x) {
   if (size == 0) return {sign};
   if (size >= 65520.0f) return {uint16_t(sign | 0x7c00)};
   int exponent;
-  std::frexp(size, &exponent);                        // size = m 2^exponent, m in [1/2, 1)
-  const int unit = std::max(exponent - 11, -24);      // the last bit kept is worth 2^unit
+  std::frexp(size, &exponent);                                 // size = m 2^exponent, m in [1/2, 1)
+  const int unit = std::max(exponent - 11, -24);               // the last bit kept is worth 2^unit
   const float kept = std::nearbyint(std::ldexp(size, -unit));  // at most 2048, ties to even
-  if (unit == -24) return {uint16_t(sign | uint16_t(kept))};  // subnormal, or the first normal numbers: same bits
+  if (unit == -24) return {uint16_t(sign | uint16_t(kept))};   // subnormal, or the first normal numbers: same bits
   return {uint16_t(sign | uint16_t((unit + 24) * 1024 + int(kept)))};
 }
 
-// The sum as the least exact tensor core forms it: every term is cut off, towards zero, 24 bits below the highest bit of
-// the largest, and so is the result.
+// The sum as the least exact tensor core forms it: every term is cut off, towards zero, 24 bits below the highest bit
+// of the largest, and so is the result.
 static float sum_of_terms(const double* terms, int n) {
   uint64_t highest = 0;
   for (int i = 0; i < n; ++i) {
