@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -122,7 +123,8 @@ def build(commit: str, scratch: Path) -> Path:
         if (added := git("worktree", "add", "--detach", str(tree), commit)).returncode:
             raise Failure(f"git worktree add: {added.stderr.strip()}")
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--target"]
-        built = subprocess.run([*pip, str(package), str(tree)], capture_output=True, text=True)
+        cpu_only = {**os.environ, "FASTAGG_CUDA": "0"}
+        built = subprocess.run([*pip, str(package), str(tree)], capture_output=True, text=True, env=cpu_only)
     finally:
         shutil.rmtree(tree, ignore_errors=True)
         git("worktree", "prune")

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
   else
     i = j / (s.size_b / tile), j %= s.size_b / tile;
   i *= tile, j *= tile;
-  const bool active = i < pair.na && j < pair.nb;
+  const bool active = i < pair.na && j < pair.nb, on_diagonal = pair.diagonal && i == j;
   const int begin_of_slice = slice * slice_elements<C>;
   const C* a = stage.values + i * stage.stride + begin_of_slice + lane * Pack<C>::size;
   const C* b = stage.values + (pair.diagonal ? j : s.size_a + j) * stage.stride + begin_of_slice + lane * Pack<C>::size;
@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
       if (active)
 #pragma unroll 1
         for (int e = 0; e < slice_elements<C> && begin_of_slice + e < left; e += 32 * Pack<C>::size)
-          pair.diagonal&& i == j ? multiply<true>(a + e, b + e, stage.stride, sum)
-                                 : multiply<false>(a + e, b + e, stage.stride, sum);
+          on_diagonal ? multiply<true>(a + e, b + e, stage.stride, sum)
+                      : multiply<false>(a + e, b + e, stage.stride, sum);
       if (FUSED && pair.number == 0) mix_piece<S, 4>(m, tensor, begin + at, left);
     }
     if (active) fold(sum, total);

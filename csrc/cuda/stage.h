@@ -44,9 +44,9 @@ template <class C> struct Stage {
     for (int r = int(threadIdx.x); r < count; r += int(blockDim.x)) largest[r] = 0;
   }
 
-  // Rows of side a come first, side b from row size_a on; a diagonal pair has side a only.
+  // Rows of side a come first, side b from row size_a on; a diagonal pair has side a only. The addresses of the tensor
+  // before were last read ahead of a barrier, so they may be written over at once.
   __device__ __forceinline__ void begin_tensor(const Products& p, const Shape& s, const Pair& pair, int tensor) {
-    __syncthreads();  // the last tensor is done with
     const int64_t* rows = p.rows.address + int64_t(tensor) * p.rows.rows;
     for (int r = int(threadIdx.x); r <= count; r += int(blockDim.x)) {
       const bool in_a = r < s.size_a;

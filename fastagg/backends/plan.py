@@ -6,6 +6,7 @@ both fill a GPU. Cuts depend on the tensors alone, never on the device, so that 
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
@@ -99,6 +100,7 @@ class _Upload:
 
 
 _uploads: OrderedDict[tuple, _Upload] = OrderedDict()
+_lock = threading.Lock()  # of the uploads
 _MOST_UPLOADS = 32
 
 
@@ -111,7 +113,8 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     packed = np.zeros(max(int(starts[-1]), 16), dtype=np.uint8)
     for a, start in zip(arrays, starts, strict=False):
         packed[start : start + a.nbytes] = a.reshape(-1).view(np.uint8)
-    buffer = _resident(device, packed)
+    with _lock:
+        buffer = _resident(device, packed)
     return [
         buffer[start : start + a.nbytes].view(_TORCH[a.dtype.name]).view(a.shape)
         for a, start in zip(arrays, starts, strict=False)
