@@ -123,10 +123,7 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
         p.partial[((int64_t(item.slot) * s.slices + slice) * p.a_rows + pair.a + row) * p.b_rows + pair.b + column] =
             total[n];
     }
-  if (sizeof(C) == 4) {
-    __syncthreads();
-    if (!stage.trusted(least_trusted)) p.flags[item.slot] = 1;
-  }
+  if (sizeof(C) == 4 && !stage.trusted(least_trusted)) p.flags[item.slot] = 1;
 }
 
 int tiles_of(const Shape& s, bool triangle) {  // of a block, at most

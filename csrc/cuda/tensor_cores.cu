@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(threads, FUSED ? 1 : 2) tensor_core_kernel(Pro
         p.partial[(int64_t(item.slot) * p.a_rows + pair.a + row) * p.b_rows + pair.b + column] =
             double(sums.total[f][c]) + double(sums.rest[f][c]);
     }
-  __syncthreads();
   if (!stage.trusted(least_trusted)) p.flags[item.slot] = 1;
 }
 
