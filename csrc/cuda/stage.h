@@ -82,8 +82,8 @@ template <class C> struct Stage {
     }
   }
 
-  // True of a thread that sees no row which float32 cannot be trusted with; to be asked when all is loaded, and a barrier
-  // passed since
+  // True of a thread that sees no row which float32 cannot be trusted with; to be asked when all is loaded, and a
+  // barrier passed since
   __device__ __forceinline__ bool trusted(float least) const {
     for (int r = int(threadIdx.x); r < count; r += int(blockDim.x)) {
       const float size = __uint_as_float(largest[r]);
