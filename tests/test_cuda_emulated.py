@@ -21,7 +21,7 @@ def every_dtype(K):
     g, clients = {}, [{} for _ in range(K)]
     for n, dtype in enumerate(DTYPES):
         shapes = {f"m{i}.{name}{n}": (1 + 37 * i % 91,) for i in range(40) for name in ("weight", "bias")}
-        some, theirs = make(K, shapes | {f"m3.large{n}": (2500,)}, dtype, seed=n, offset=n % 2)
+        some, theirs = make(K, shapes | {f"m3.exact{n}": (2048,), f"m3.large{n}": (2500,)}, dtype, seed=n, offset=n % 2)
         g |= some
         for sd, more in zip(clients, theirs, strict=True):
             sd |= more

@@ -59,7 +59,8 @@ struct Shape {
 Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores);
 
 // dtype: of the items, F32, F64, BF16 or F16. Items whose float32 products cannot be trusted are done again in float64.
-// With mix.outputs the weighted sums are formed of the same tensors while they are in cache.
+// With mix.outputs the weighted sums are formed of the same tensors while they are in cache; not on tensor cores, where
+// that costs more than a read of its own.
 void products(int dtype, const Products&, const Mix& mix, bool tensor_cores, Stream);
 void mix(int dtype, const Work&, const Mix&, Stream);  // any dtype; integers get the maximum
 

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int tile = 8, most_rows_alone = 24, group_rows = 16, steps = 4;  // steps of a warp in a stage
 constexpr int threads_alone = 6 * 32, threads_in_pairs = 4 * 32;
+constexpr int blocks_again = 256;
 constexpr float least_trusted = 0x1p-50f;
 
 template <class C> struct alignas(8) Pack {  // what a lane reads of a row at once
@@ -70,16 +71,13 @@ constexpr int blocks_per_sm = sizeof(C) == 8             ? 1
                               : FUSED                    ? 3
                                                          : 4;
 
-// AGAIN: only items whose float32 products were not to be trusted
-template <class S, class C, int THREADS, bool FUSED, bool AGAIN>
-__global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
-    products_kernel(Products p, Shape s, int tiles, Mix m) {
+template <class S, class C, bool FUSED, int U>
+__device__ __forceinline__ void multiply_item(const Products& p, const Shape& s, int tiles, const Mix& m,
+                                              const Item& item, int pair_number) {
   SHARED_MEMORY
-  const Item item = item_of(p.work, blockIdx.x / s.pairs);
-  if (AGAIN && !p.flags[item.slot]) return;
-  const Pair pair = pair_of(p, s, int(blockIdx.x % s.pairs));
+  const Pair pair = pair_of(p, s, pair_number);
   const int elements = s.slices * slice_elements<C>;  // of a stage
-  Stage<C> stage(shared_memory, pair.diagonal ? s.size_a : s.size_a + s.size_b, elements);
+  Stage<C> stage(shared_memory, p, s, pair, elements);
   int shift = 0;
   while (per_vector<S> << shift < elements) ++shift;
 
@@ -98,12 +96,12 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
   C sum[64] = {};
   double total[2] = {};
   for_each_chunk(p.work, item, [&](int tensor, int64_t begin, int count) {
-    stage.begin_tensor(p, s, pair, tensor);
+    stage.begin_tensor(p, pair, tensor);
     const bool aligned = p.rows.aligned[tensor];
     for (int at = 0; at < count; at += elements) {
       if (at) __syncthreads();  // the last piece is done with
       const int left = min(elements, count - at);
-      stage.template load_rows<S, (THREADS == threads_alone ? 4 : 2)>(shift, begin + at, left, aligned);
+      stage.template load_rows<S, U>(shift, begin + at, left, aligned, p.centred);
       __syncthreads();
       if (active)
 #pragma unroll 1
@@ -126,27 +124,60 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
   if (sizeof(C) == 4 && !stage.trusted(least_trusted)) p.flags[item.slot] = 1;
 }
 
+template <class S, class C, int THREADS, bool FUSED>
+__global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
+    products_kernel(Products p, Shape s, int tiles, Mix m) {
+  const Item item = item_of(p.work, blockIdx.x / s.pairs);
+  constexpr int U = blocks_per_sm<C, THREADS, FUSED> == 4 ? 2 : 4;  // rows loaded at once: what registers allow
+  multiply_item<S, C, FUSED, U>(p, s, tiles, m, item, int(blockIdx.x % s.pairs));
+}
+
+// Items whose float32 products were not to be trusted, in float64. There are hardly ever any, so a few blocks look.
+template <class S, int THREADS>
+__global__ void __launch_bounds__(THREADS, 1) products_again_kernel(Products p, Shape s, int tiles) {
+  for (int n = int(blockIdx.x); n < p.work.count; n += int(gridDim.x)) {
+    const Item item = item_of(p.work, n);
+    if (!p.flags[item.slot]) continue;
+    for (int pair = 0; pair < s.pairs; ++pair) {
+      multiply_item<S, double, false, 4>(p, s, tiles, Mix{}, item, pair);
+      __syncthreads();  // before shared memory is used again
+    }
+  }
+}
+
 int tiles_of(const Shape& s, bool triangle) {  // of a block, at most
   const int a = s.size_a / tile, b = s.size_b / tile;
   return s.diagonal_only(triangle) ? a * (a + 1) / 2 : a * b;
 }
 
-template <class S, class C, bool FUSED, bool AGAIN>
+// How a launch is cut, for compute type C
+template <class C> struct Cut {
+  Shape shape;
+  int tiles, threads;
+  size_t shared;
+  bool alone;
+  Cut(const Products& p, bool beside_tensor_cores) : shape(shape_of(p.a_rows, p.b_rows, p.triangle, false)) {
+    if (beside_tensor_cores) shape.slices = 1;  // as theirs is, for sums in the same workspace
+    alone = shape.diagonal_only(p.triangle);
+    tiles = tiles_of(shape, p.triangle), threads = tiles * shape.slices * 32;
+    shared = Stage<C>::bytes(shape.rows(p.triangle), shape.slices * slice_elements<C>);
+  }
+};
+
+template <class S, class C, bool FUSED>
 void go(const char* name, const Products& p, const Mix& m, Stream stream, bool beside_tensor_cores = false) {
-  Shape s = shape_of(p.a_rows, p.b_rows, p.triangle, false);
-  if (beside_tensor_cores) s.slices = 1;  // as theirs is, for sums in the same workspace
-  const int tiles = tiles_of(s, p.triangle), threads = tiles * s.slices * 32;
-  const size_t shared = Stage<C>::bytes(s.rows(p.triangle), s.slices * slice_elements<C>);
-  auto kernel = s.diagonal_only(p.triangle) ? products_kernel<S, C, threads_alone, FUSED, AGAIN>
-                                            : products_kernel<S, C, threads_in_pairs, FUSED, AGAIN>;
-  launch(name, kernel, int64_t(p.work.count) * s.pairs, threads, shared, stream, p, s, tiles, m);
+  const Cut<C> c(p, beside_tensor_cores);
+  launch(name, c.alone ? products_kernel<S, C, threads_alone, FUSED> : products_kernel<S, C, threads_in_pairs, FUSED>,
+         int64_t(p.work.count) * c.shape.pairs, c.threads, c.shared, stream, p, c.shape, c.tiles, m);
 }
 
 template <class S> void of_type(const Products& p, const Mix& m, bool tensor_cores, Stream stream) {
   if (!tensor_cores)
-    m.outputs ? go<S, float, true, false>("products_mix", p, m, stream)
-              : go<S, float, false, false>("products", p, m, stream);
-  go<S, double, false, true>("products_again", p, m, stream, tensor_cores);
+    m.outputs ? go<S, float, true>("products_mix", p, m, stream) : go<S, float, false>("products", p, m, stream);
+  const Cut<double> c(p, tensor_cores);
+  launch("products_again",
+         c.alone ? products_again_kernel<S, threads_alone> : products_again_kernel<S, threads_in_pairs>,
+         p.work.count < blocks_again ? p.work.count : blocks_again, c.threads, c.shared, stream, p, c.shape, c.tiles);
 }
 
 }  // namespace
@@ -164,7 +195,7 @@ Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores) {
   s.pairs = triangle ? s.groups_a * (s.groups_a + 1) / 2 : s.groups_a * s.groups_b;
   // Few rows: several warps share a tile, on different elements, so that a block still has enough loads in flight.
   const int warps = (s.diagonal_only(triangle) ? threads_alone : threads_in_pairs) / 32;
-  const size_t room = 48 << 10;  // of shared memory
+  const size_t room = 40 << 10;  // of shared memory: four blocks on an SM of 164 KB
   s.slices = 4;
   while (s.slices > 1 && (s.slices * tiles_of(s, triangle) > warps ||
                           s.rows(triangle) * s.slices * slice_elements<float> * sizeof(float) > room))
@@ -173,7 +204,7 @@ Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores) {
 }
 
 void products(int dtype, const Products& p, const Mix& m, bool tensor_cores, Stream stream) {
-  if (dtype != F64 && tensor_cores) multiply_on_tensor_cores(dtype, p, m, stream);
+  if (dtype != F64 && tensor_cores) multiply_on_tensor_cores(dtype, p, stream);
   switch (dtype) {
     case F32:
       return of_type<float>(p, m, tensor_cores, stream);
@@ -182,8 +213,8 @@ void products(int dtype, const Products& p, const Mix& m, bool tensor_cores, Str
     case F16:
       return of_type<__half>(p, m, tensor_cores, stream);
     case F64:
-      return m.outputs ? go<double, double, true, false>("products_mix_float64", p, m, stream, tensor_cores)
-                       : go<double, double, false, false>("products_float64", p, m, stream, tensor_cores);
+      return m.outputs ? go<double, double, true>("products_mix_float64", p, m, stream, tensor_cores)
+                       : go<double, double, false>("products_float64", p, m, stream, tensor_cores);
     default:
       throw std::invalid_argument("fastagg._cuda: only floating-point tensors have products");
   }

@@ -41,7 +41,9 @@ void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads,
   if (blocks == 0) return;
   if (shared > 48 << 10)
     check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
-  kernel<<<unsigned(blocks), threads, shared, static_cast<cudaStream_t>(stream.handle)> > >(args...);
+  // clang-format off
+  kernel<<<unsigned(blocks), threads, shared, static_cast<cudaStream_t>(stream.handle)>>>(args...);
+  // clang-format on
   check(name, cudaGetLastError());
 }
 #endif

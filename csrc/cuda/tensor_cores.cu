@@ -17,13 +17,6 @@ constexpr int warp_rows = 16, warp_columns = 32, fragments = warp_columns / 8;
 constexpr float least_trusted = 0x1p-30f;  // and no mixed product underflows
 
 #ifndef FASTAGG_EMULATED
-__device__ __forceinline__ uint32_t round_to_tf32(float x) {
-  uint32_t y = 0;
-#if __CUDA_ARCH__ >= 800
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-#endif
-  return y;
-}
 __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 800  // the host never launches this on older ones
   asm volatile(
@@ -34,9 +27,12 @@ __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4
 }
 #endif
 
+// Half a unit of the last bit that is kept is added, and what is below it cut off: by the mask, or by the tensor core.
+// (cvt.rna.tf32 does the same in more instructions. What is not finite may come out as anything: its item is not
+// trusted.)
 __device__ __forceinline__ void split(float x, uint32_t& high, uint32_t& low) {
-  high = round_to_tf32(x);
-  low = round_to_tf32(x - __uint_as_float(high));
+  high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
 }
 
 struct Sums {
@@ -78,12 +74,11 @@ struct Sums {
   }
 };
 
-template <class S, bool FUSED>
-__global__ void __launch_bounds__(threads, FUSED ? 1 : 2) tensor_core_kernel(Products p, Shape s, Mix m) {
+template <class S> __global__ void __launch_bounds__(threads, 2) tensor_core_kernel(Products p, Shape s) {
   SHARED_MEMORY
   const Item item = item_of(p.work, blockIdx.x / s.pairs);
   const Pair pair = pair_of(p, s, int(blockIdx.x % s.pairs));
-  Stage<float> stage(shared_memory, pair.diagonal ? s.size_a : s.size_a + s.size_b, stride);
+  Stage<float> stage(shared_memory, p, s, pair, stride);
   constexpr int shift = stage_elements / per_vector<S> == 16 ? 4 : 3;
   static_assert(per_vector<S> << shift == stage_elements, "a row of the stage is 2^shift vectors");
 
@@ -96,12 +91,12 @@ __global__ void __launch_bounds__(threads, FUSED ? 1 : 2) tensor_core_kernel(Pro
 
   Sums sums;
   for_each_chunk(p.work, item, [&](int tensor, int64_t begin, int count) {
-    stage.begin_tensor(p, s, pair, tensor);
+    stage.begin_tensor(p, pair, tensor);
     const bool aligned = p.rows.aligned[tensor];
     for (int at = 0; at < count; at += stage_elements) {
       if (at) __syncthreads();  // the last piece is done with
       const int left = min(stage_elements, count - at);
-      stage.template load_rows<S, 2>(shift, begin + at, left, aligned);
+      stage.template load_rows<S, int(sizeof(S))>(shift, begin + at, left, aligned, p.centred);
       __syncthreads();
       if (active)
 #pragma unroll 1
@@ -110,7 +105,6 @@ __global__ void __launch_bounds__(threads, FUSED ? 1 : 2) tensor_core_kernel(Pro
           for (int k = 0; k < fold_elements; k += 8) sums.multiply(a + e + k, b + e + k);
           sums.fold();
         }
-      if (FUSED && pair.number == 0) mix_piece<S, 4>(m, tensor, begin + at, left);
     }
     if (active) sums.fold_mixed();
   });
@@ -126,25 +120,22 @@ __global__ void __launch_bounds__(threads, FUSED ? 1 : 2) tensor_core_kernel(Pro
   if (!stage.trusted(least_trusted)) p.flags[item.slot] = 1;
 }
 
-template <class S> void go(const Products& p, const Mix& m, Stream stream) {
+template <class S> void go(const Products& p, Stream stream) {
   const Shape s = shape_of(p.a_rows, p.b_rows, p.triangle, true);
-  const size_t shared = Stage<float>::bytes(s.size_a + s.size_b, stride);
-  m.outputs ? launch("tensor_core_products_mix", tensor_core_kernel<S, true>, int64_t(p.work.count) * s.pairs, threads,
-                     shared, stream, p, s, m)
-            : launch("tensor_core_products", tensor_core_kernel<S, false>, int64_t(p.work.count) * s.pairs, threads,
-                     shared, stream, p, s, m);
+  launch("tensor_core_products", tensor_core_kernel<S>, int64_t(p.work.count) * s.pairs, threads,
+         Stage<float>::bytes(s.rows(p.triangle), stride), stream, p, s);
 }
 
 }  // namespace
 
-void multiply_on_tensor_cores(int dtype, const Products& p, const Mix& m, Stream stream) {
+void multiply_on_tensor_cores(int dtype, const Products& p, Stream stream) {
   switch (dtype) {
     case F32:
-      return go<float>(p, m, stream);
+      return go<float>(p, stream);
     case BF16:
-      return go<__nv_bfloat16>(p, m, stream);
+      return go<__nv_bfloat16>(p, stream);
     case F16:
-      return go<__half>(p, m, stream);
+      return go<__half>(p, stream);
     default:
       throw std::invalid_argument("fastagg._cuda: this dtype has no tensor core products");
   }

@@ -79,20 +79,22 @@ class Kernels:
         with current(table.device) as place:
             return self._products(
                 table, self._rows(table, address), group, rows, self._no_mix, place, a_first=table.K, a_rows=len(left),
-                b_first=0, b_rows=table.K, triangle=False, centred=False,
+                b_first=0, b_rows=table.K, triangle=False, centred=False, tensor_cores=False,
             )  # fmt: skip
 
     def _gram(self, table: Table, layer: np.ndarray, layers: int, per_layer: bool, mixing) -> torch.Tensor:
-        address = plan.rows_with_center(table)  # [T, K + 1]
+        R, address = table.K + 1, plan.rows_with_center(table)  # [T, R]
+        tensor_cores = R > MOST_FMA_ROWS and self.tensor_cores(table.device)
         with current(table.device) as place:
             rows = self._rows(table, address)
             mix = self._no_mix if mixing is None else self._mix(table, rows, address, *mixing)
+            fused = not tensor_cores  # on tensor cores a mix on the way costs more than a read of its own
             result = self._products(
-                table, rows, layer, layers, mix, place, want_total=not per_layer, a_first=0, a_rows=table.K + 1,
-                b_first=0, b_rows=table.K + 1, triangle=True, centred=True,
+                table, rows, layer, layers, mix if fused else self._no_mix, place, want_total=not per_layer, a_first=0,
+                a_rows=R, b_first=0, b_rows=R, triangle=True, centred=True, tensor_cores=tensor_cores,
             )  # fmt: skip
             if mixing is not None:
-                self._launch_mix(table, np.where(layer < 0, 0, -1), mix, place)  # buffers and counters
+                self._launch_mix(table, np.where((layer >= 0) & fused, -1, 0), mix, place)  # what is not mixed yet
         return result
 
     def _rows(self, table: Table, address: np.ndarray) -> Uploaded:
@@ -132,11 +134,10 @@ class Kernels:
 
     def _products(
         self, table: Table, rows: Uploaded, group: np.ndarray, groups: int, mix: Uploaded, place: tuple[int, int], *,
-        want_total: bool = False, a_rows: int, b_rows: int, triangle: bool, **options: Any,
+        want_total: bool = False, a_rows: int, b_rows: int, triangle: bool, tensor_cores: bool, **options: Any,
     ) -> torch.Tensor:  # fmt: skip
         """Products of rows, [groups, a_rows, b_rows], or their sum over groups, [1, a_rows, b_rows]"""
         device, native = table.device, self.native
-        tensor_cores = triangle and a_rows > MOST_FMA_ROWS and self.tensor_cores(device)
         pairs, slices = native.shape(a_rows, b_rows, triangle, tensor_cores)
         work = plan.work(table.layout, group, groups, max(1, plan.PRODUCT_BLOCKS // pairs))
 

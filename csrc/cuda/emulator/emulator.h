@@ -84,5 +84,4 @@ inline void atomicMax(uint32_t* p, uint32_t value) { *p = std::max(*p, value); }
 using std::min;
 
 // Tensor cores: what the instructions compute, with the truncation of sums that hardware was found to have.
-inline uint32_t round_to_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
 void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
