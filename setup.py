@@ -27,9 +27,11 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('FASTAGG_BUILD_TYPE', 'Release')}",
         ]  # fmt: skip
-        for name in ("FASTAGG_CUDA", "FASTAGG_CUDA_ARCHITECTURES"):
-            if os.environ.get(name):
-                configure.append(f"-D{name}={os.environ[name]}")
+        # said anew each time, for CMake remembers what an earlier build was told or did not find
+        configure += ["-UCMAKE_CUDA_COMPILER", f"-DFASTAGG_CUDA={os.environ.get('FASTAGG_CUDA') or 'auto'}"]
+        configure.append(f"-DFASTAGG_CUDA_ARCHITECTURES={os.environ.get('FASTAGG_CUDA_ARCHITECTURES', '')}")
+        for former in [*package.glob("_cuda.*.so"), *(HERE / "fastagg").glob("_cuda.*.so")]:
+            former.unlink()  # if it is not built now, it must not stay
         try:
             subprocess.run(configure, check=True)
             subprocess.run(["cmake", "--build", str(build)], check=True)

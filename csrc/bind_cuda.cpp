@@ -71,6 +71,7 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
     py::gil_scoped_release release;
     mix(dtype, work, m, on);
   });
+  module.def("code_version", [](int device) { return code_version(stream_of(device, 0)); });
   module.def("shape", [](int a_rows, int b_rows, bool triangle, bool tensor_cores) {
     const Shape s = shape_of(a_rows, b_rows, triangle, tensor_cores);
     return py::make_tuple(s.pairs, s.slices);

@@ -103,7 +103,7 @@ def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
 def mix_of(table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None) -> list[Result]:
     """weights [S, M, K] float64; row [T] says which of the S each tensor takes."""
     tensors, outs = _outputs(table, weights.shape[1], out)
-    backends.choose(table.device, backend).mix(table, torch.as_tensor(weights), row, tensors)
+    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors)
     return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
@@ -113,9 +113,14 @@ def gram_mix_of(
     layout = table.layout
     tensors, outs = _outputs(table, weights.shape[1], out)
     matrix = backends.choose(table.device, backend).gram_mix(
-        table, layout.gram_layer, len(layout.layers), layerwise, torch.as_tensor(weights), row, tensors
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors
     )
     return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def _tensor(weights) -> torch.Tensor:
+    """An array as a tensor where it is: torch.as_tensor would move it to torch's default device"""
+    return weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.asarray(weights))
 
 
 def check_finite(table: Table, gram: Gram) -> None:

@@ -18,7 +18,7 @@ class Gram:
 
     def __init__(self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None) -> None:
         self.matrix = matrix
-        self.numel = torch.as_tensor(numel)
+        self.numel = numel if isinstance(numel, Tensor) else torch.tensor(numel, device="cpu")
         self.layers = layers
 
     @property

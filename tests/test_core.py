@@ -237,3 +237,16 @@ def test_weights_of_a_result_are_its_own(cohort):
 def test_backend_with_gradients(cohort):
     with pytest.raises(fastagg.InputError, match="backend: cannot be chosen per call"):
         fastagg.mix(cohort[1], torch.ones(4, requires_grad=True), backend="cpu")
+
+
+def test_torchs_default_device_does_not_matter():
+    g, clients = make(3, {"a.weight": (50,)})
+    expected = fastagg.fedawa(g, clients)
+    torch.set_default_device("meta")  # stands in for a GPU
+    try:
+        got = fastagg.fedawa(g, clients)
+        assert_same_bits(fastagg.fedavg(g, clients, [1, 2, 3]), fastagg.mix(clients, [1 / 6, 2 / 6, 3 / 6]))
+        assert got.gram.numel.device.type == got.gram.matrix.device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+    assert_same_bits(got, expected)

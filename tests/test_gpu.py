@@ -136,7 +136,7 @@ def test_models_on_several_devices(backend):
         fastagg.gram(g, [clients[0], to(clients[1], "cpu"), clients[2]])
     with pytest.raises(fastagg.InputError, match=r"client 0: key 'w' is on cuda:0, expected cpu"):
         fastagg.gram(to(g, "cpu"), clients)
-    with pytest.raises(fastagg.InputError, match="key 'w' is on cpu"):
+    with pytest.raises(fastagg.InputError, match=r"key 'w' is .* on cpu"):
         fastagg.mix(clients, torch.rand(3), out=to(g, "cpu"))
 
 
@@ -147,7 +147,9 @@ def test_every_method_agrees_with_the_cpu(backend, name):
     shapes = {"a.weight": (64, 30), "a.bias": (64,), "bn.weight": (64,), "bn.running_mean": (64,)}
     g, clients = make(8, shapes, scale=0.1)
     options = {"local_steps": list(range(1, 9))} if name == "fednova" else {}
+    fastagg.set_backend("auto")
     expected = fastagg.aggregator(name).aggregate(g, clients, range(1, 9), **options)
+    fastagg.set_backend(backend)
     got = fastagg.aggregator(name).aggregate(to(g), [to(sd) for sd in clients], range(1, 9), **options)
     expected, got = (x if isinstance(x, list) else [x] for x in (expected, got))
     for a, b in zip(got, expected, strict=True):

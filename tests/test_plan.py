@@ -144,6 +144,8 @@ def test_old_uploads_are_dropped(device):
     assert len(device.sent) == 100
     plan._resident(GPU, packed(0))
     assert len(device.sent) == 101
+    plan._resident(GPU, np.zeros(plan._MOST_BYTES + 1, dtype=np.uint8))  # larger than all may be: kept while it is used
+    assert len(plan._uploads) == 1
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])

@@ -69,5 +69,8 @@ void mix(int dtype, const Work&, const Mix&, Stream);  // any dtype; integers ge
 void reduce(const double* partial, const int32_t* first_slot, int groups, int slices, int a_rows, int b_rows,
             bool triangle, double* group, double* total, Stream);
 
+// The architecture (80 for sm_80) that the kernels which serve this device were compiled for; 0: there are none.
+int code_version(Stream);
+
 }  // namespace gpu
 }  // namespace fastagg

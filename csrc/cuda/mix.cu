@@ -37,6 +37,7 @@ template <class S> __global__ void __launch_bounds__(threads) maximum_kernel(Wor
   for_each_chunk(work, item_of(work, blockIdx.x), [&](int tensor, int64_t begin, int count) {
     for (int64_t e = begin + threadIdx.x; e < begin + count; e += threads) {
       S largest = client_of<S>(m, tensor, 0)[e];
+#pragma unroll 1  // counters have few elements
       for (int k = 1; k < m.clients; ++k) {
         const S other = client_of<S>(m, tensor, k)[e];
         largest = other > largest ? other : largest;

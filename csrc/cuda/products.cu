@@ -135,13 +135,11 @@ __global__ void __launch_bounds__(THREADS, blocks_per_sm<C, THREADS, FUSED>)
 // Items whose float32 products were not to be trusted, in float64. There are hardly ever any, so a few blocks look.
 template <class S, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1) products_again_kernel(Products p, Shape s, int tiles) {
-  for (int n = int(blockIdx.x); n < p.work.count; n += int(gridDim.x)) {
-    const Item item = item_of(p.work, n);
+  for (int64_t n = blockIdx.x; n < int64_t(p.work.count) * s.pairs; n += gridDim.x) {
+    const Item item = item_of(p.work, n / s.pairs);
     if (!p.flags[item.slot]) continue;
-    for (int pair = 0; pair < s.pairs; ++pair) {
-      multiply_item<S, double, false, 4>(p, s, tiles, Mix{}, item, pair);
-      __syncthreads();  // before shared memory is used again
-    }
+    multiply_item<S, double, false, 4>(p, s, tiles, Mix{}, item, int(n % s.pairs));
+    __syncthreads();  // before shared memory is used again
   }
 }
 
@@ -175,9 +173,10 @@ template <class S> void of_type(const Products& p, const Mix& m, bool tensor_cor
   if (!tensor_cores)
     m.outputs ? go<S, float, true>("products_mix", p, m, stream) : go<S, float, false>("products", p, m, stream);
   const Cut<double> c(p, tensor_cores);
+  const int64_t most = int64_t(p.work.count) * c.shape.pairs;
   launch("products_again",
          c.alone ? products_again_kernel<S, threads_alone> : products_again_kernel<S, threads_in_pairs>,
-         p.work.count < blocks_again ? p.work.count : blocks_again, c.threads, c.shared, stream, p, c.shape, c.tiles);
+         most < blocks_again ? most : blocks_again, c.threads, c.shared, stream, p, c.shape, c.tiles);
 }
 
 }  // namespace

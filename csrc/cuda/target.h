@@ -29,8 +29,9 @@ void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads,
 }
 #else
 inline void check(const char* what, cudaError_t error) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string("fastagg._cuda: ") + what + ": " + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next launch would report it again
+  throw std::runtime_error(std::string("fastagg._cuda: ") + what + ": " + cudaGetErrorString(error));
 }
 
 #ifdef __CUDACC__
@@ -39,6 +40,7 @@ template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), int64_t blocks, int threads, size_t shared, Stream stream,
             A... args) {
   if (blocks == 0) return;
+  if (blocks > INT32_MAX) throw std::runtime_error(std::string("fastagg._cuda: ") + name + ": too many blocks");
   if (shared > 48 << 10)
     check(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
   // clang-format off

@@ -18,11 +18,13 @@ constexpr float least_trusted = 0x1p-30f;  // and no mixed product underflows
 
 #ifndef FASTAGG_EMULATED
 __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if __CUDA_ARCH__ >= 800  // the host never launches this on older ones
+#if __CUDA_ARCH__ >= 800
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  __trap();  // the host asks code_version() first
 #endif
 }
 #endif
@@ -127,6 +129,17 @@ template <class S> void go(const Products& p, Stream stream) {
 }
 
 }  // namespace
+
+int code_version(Stream) {
+#ifdef FASTAGG_EMULATED
+  return 80;
+#else
+  cudaFuncAttributes about;
+  if (cudaFuncGetAttributes(&about, tensor_core_kernel<float>) == cudaSuccess) return about.ptxVersion;
+  cudaGetLastError();
+  return 0;
+#endif
+}
 
 void multiply_on_tensor_cores(int dtype, const Products& p, Stream stream) {
   switch (dtype) {

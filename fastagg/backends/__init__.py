@@ -12,8 +12,8 @@ import torch
 from fastagg.backends import reference
 
 NAMES = ("auto", "cpu", "cuda", "triton", "reference")
-# What "auto" tries, in this order, by the kind of device the tensors are on.
-PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
+# What "auto" tries before the reference, in this order, by the kind of device the tensors are on.
+PREFERENCE = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
 _chosen = "auto"
 
 
@@ -31,6 +31,10 @@ def load(name: str) -> tuple[ModuleType | None, str]:
         return importlib.import_module(f"fastagg.backends.{name}"), ""
     except ImportError as error:
         return None, str(error)
+    except Exception as error:  # a broken installation of Triton must not keep others from serving
+        if name != "triton":
+            raise
+        return None, f"{type(error).__name__}: {error}"
 
 
 cpu, _ = load("cpu")
@@ -56,13 +60,17 @@ def choose(device: torch.device, name: str | None = None) -> ModuleType:
 
 @cache
 def _auto(device: torch.device) -> ModuleType:
-    names = PREFERENCE.get(device.type, ("reference",))
-    reasons = [why_not(name, device) for name in names]
-    chosen = reasons.index("")
-    if chosen == len(names) - 1 and chosen > 0:
-        tried = "; ".join(f"{name}: {why}" for name, why in zip(names, reasons[:chosen], strict=False))
-        warnings.warn(f"fastagg: the much slower reference serves tensors on {device} ({tried})", stacklevel=4)
-    return _module(names[chosen])
+    refused = []
+    for name in PREFERENCE.get(device.type, ()):
+        why = why_not(name, device)
+        if not why:
+            return _module(name)
+        refused.append(f"{name}: {why}")
+    if refused:
+        warnings.warn(
+            f"fastagg: the much slower reference serves tensors on {device} ({'; '.join(refused)})", stacklevel=4
+        )
+    return reference
 
 
 def _module(name: str) -> ModuleType:

@@ -53,4 +53,4 @@ def _addresses(tensors: list[list[torch.Tensor]]) -> np.ndarray:  # [M, T]
 
 
 def _float64(weights: torch.Tensor) -> np.ndarray:
-    return np.ascontiguousarray(weights.detach().numpy(), dtype=np.float64)
+    return np.ascontiguousarray(weights.detach().cpu().numpy(), dtype=np.float64)

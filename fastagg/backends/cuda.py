@@ -43,23 +43,36 @@ class Kernels:
 
     def __init__(self, native: ModuleType, emulated: bool = False) -> None:
         self.native, self.emulated = native, emulated
+        self.code_versions: dict[int, int] = {}  # by device
         assert native.chunk_elements == plan.CHUNK
 
     def why_not(self, device: torch.device) -> str:
-        if self.emulated:
-            return "" if device.type == "cpu" else f"it cannot read tensors on {device}"
+        if device.type != ("cpu" if self.emulated else "cuda"):
+            return f"it cannot read tensors on {device}"
         why = self.native.why_no_device()
-        if why or device.type != "cuda":
-            return why or f"it cannot read tensors on {device}"
+        if why or self.emulated:
+            return why
         if not torch.cuda.is_available():
             return "this torch is built without CUDA, or sees no device"
         if device.index is not None and device.index >= torch.cuda.device_count():
             return f"there is no {device}"
-        capability = torch.cuda.get_device_capability(device)
-        return "" if capability >= (7, 5) else f"{device} has compute capability {capability}, below 7.5"
+        if not self._code_version(device):
+            major, minor = torch.cuda.get_device_capability(device)
+            return f"fastagg._cuda was built without kernels for {device} (sm_{major}{minor})"
+        return ""
 
     def tensor_cores(self, device: torch.device) -> bool:
-        return not self.emulated and torch.cuda.get_device_capability(device) in FAST_TF32
+        """Are there, and have the kernels been compiled for, tensor cores that are faster than multiply-adds?"""
+        if self.emulated:
+            return False
+        return torch.cuda.get_device_capability(device) in FAST_TF32 and self._code_version(device) >= 80
+
+    def _code_version(self, device: torch.device) -> int:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index not in self.code_versions:
+            with torch.cuda.device(index):
+                self.code_versions[index] = self.native.code_version(index)
+        return self.code_versions[index]
 
     def gram(self, table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch.Tensor:
         return self._gram(table, layer, layers, per_layer, None)

@@ -6,6 +6,7 @@ both fill a GPU. Cuts depend on the tensors alone, never on the device, so that 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -96,12 +97,13 @@ class _Upload:
     buffer: torch.Tensor
     event: Any
     stream: int
+    size: int  # in bytes
     captured: bool = False  # a CUDA graph reads it: kept for good
 
 
 _uploads: OrderedDict[tuple, _Upload] = OrderedDict()
 _lock = threading.Lock()  # of the uploads
-_MOST_UPLOADS = 32
+_MOST_UPLOADS, _MOST_BYTES = 32, 32 << 20
 
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
@@ -125,7 +127,7 @@ _TORCH = {"int32": torch.int32, "int64": torch.int64, "float64": torch.float64}
 
 
 def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
-    key = device, packed.tobytes()
+    key = device, hashlib.blake2b(packed, digest_size=32).digest()  # of addresses and weights: no need to keep them
     stream = torch.cuda.current_stream(device)
     capturing = torch.cuda.is_current_stream_capturing()
     known = _uploads.get(key)
@@ -135,10 +137,9 @@ def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
                 "a CUDA graph is being captured, and addresses or weights are not on the device yet: make the same "
                 "call once before, with the same tensors and the same out="
             )
-        known = _uploads[key] = _Upload(_send(device, packed), torch.cuda.Event(), stream.cuda_stream)
+        known = _uploads[key] = _Upload(_send(device, packed), torch.cuda.Event(), stream.cuda_stream, len(packed))
         known.event.record(stream)
-        for old in [k for k, entry in _uploads.items() if not entry.captured][:-_MOST_UPLOADS]:
-            del _uploads[old]
+        _drop_old(key)
     elif capturing:
         known.captured = True
     elif known.stream != stream.cuda_stream:
@@ -148,7 +149,17 @@ def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
     return known.buffer
 
 
+def _drop_old(newest: tuple) -> None:
+    """Forgets what was not used for longest, down to a number and a size; what a graph reads stays."""
+    kept, size = 0, 0
+    for key in reversed([key for key, entry in _uploads.items() if not entry.captured]):
+        kept, size = kept + 1, size + _uploads[key].size
+        if key != newest and (kept > _MOST_UPLOADS or size > _MOST_BYTES):
+            del _uploads[key]
+
+
 def _send(device: torch.device, packed: np.ndarray) -> torch.Tensor:
-    pinned = torch.empty(len(packed), dtype=torch.uint8, pin_memory=True)  # torch keeps it until the copy is done
+    # torch keeps this memory until the copy is done
+    pinned = torch.empty(len(packed), dtype=torch.uint8, device="cpu", pin_memory=True)
     pinned.numpy()[:] = packed
     return pinned.to(device, non_blocking=True)

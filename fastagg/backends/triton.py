@@ -32,6 +32,7 @@ _GROUPS = {
     32: {"STEP": 32, "PRECISION": "ieee", "num_warps": 4},
     64: {"STEP": 16, "PRECISION": "tf32x3", "num_warps": 8},
 }
+_VERSION = tuple(int(n) for n in triton.__version__.split(".")[:2])  # older ones do not compile these kernels
 CHUNK = tl.constexpr(plan.CHUNK)
 SPAN = tl.constexpr(256)  # elements after which gram_mix mixes: what it has read of all clients still is in the cache
 CLIENTS = tl.constexpr(8)  # loads of mix that are under way at once
@@ -42,6 +43,8 @@ SCALE = tl.constexpr(2.0**58)
 
 
 def why_not(device: torch.device) -> str:
+    if _VERSION < (3, 9):
+        return f"it needs Triton 3.9, this is {triton.__version__}"
     interpreted = not isinstance(_mix, triton.JITFunction)
     if device.type == "cpu":
         return "" if interpreted else "it cannot read tensors on cpu (only when interpreted: TRITON_INTERPRET=1)"
