@@ -1,4 +1,5 @@
-# make demo    a round of 20 ResNet-18s: fastagg against PyTorch
+# make demo    federated training on embedded data, FedAvg against FedAWA, with a report to look at; then a round of 20
+#              ResNet-18s: fastagg against PyTorch
 # make test    the tests
 # make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
 #              under 15 minutes; make bench ONLY=fedawa measures a part
@@ -15,6 +16,8 @@ NATIVE := $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* 
 .PHONY: demo test bench bench-compare lint format clean
 
 demo: $(VENV)/ready
+	rm -rf runs/demo
+	$(BIN)/fastagg sim --out runs/demo
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready

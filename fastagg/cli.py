@@ -8,6 +8,11 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in (["sim"], ["compare"]):  # what they need is loaded for them only
+        from fastagg.sim.command import main as simulator
+
+        return simulator(argv[0], argv[1:])
     parser = argparse.ArgumentParser(
         prog="fastagg", description="Fast aggregation of federated-learning client models."
     )
@@ -18,6 +23,10 @@ def main(argv: list[str] | None = None) -> int:
         description="Prints the version, the SIMD level in use (lower it with FASTAGG_SIMD=baseline or avx2), the "
         "number of threads (torch.set_num_threads or OMP_NUM_THREADS), which backends are available or why one is not, "
         "and which of them serves tensors on each device (fastagg.set_backend chooses another).",
+    )
+    commands.add_parser("sim", help="train federated models on this machine: fastagg sim --help", add_help=False)
+    commands.add_parser(
+        "compare", help="several methods and seeds, in one report: fastagg compare --help", add_help=False
     )
     about.add_argument("--json", action="store_true", help="machine-readable output")
     args = parser.parse_args(argv)

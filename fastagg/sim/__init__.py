@@ -1,0 +1,11 @@
+"""The reference simulator: real federated training on one machine, with any method of the registry.
+
+data.py        data sets from files, never downloaded
+partition.py   who has which samples
+models.py      small networks of the papers
+train.py       what a client does, one by one or all at once
+config.py      every option of a run
+run.py         the rounds: choose, train, aggregate, evaluate, record
+report.py      pictures of runs
+compare.py     several methods and seeds, and the table of them
+"""

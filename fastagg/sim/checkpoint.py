@@ -1,0 +1,68 @@
+"""Files that a crash leaves whole: written beside their place and renamed. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+
+def write_text(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with open(part, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def save(path: Path, tree: Any) -> None:
+    """A tree of dicts (with string keys), lists, tensors and plain values, as one safetensors file."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _without_tensors(tree, tensors)
+    part = path.with_name(path.name + ".part")
+    save_file(tensors, part, metadata={"fastagg.sim": json.dumps(plain)})
+    with open(part, "rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load(path: Path) -> Any:
+    """What save() was given. ValueError where the file is not one of its, or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            plain = json.loads((file.metadata() or {})["fastagg.sim"])
+            return _with_tensors(plain, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of a run, or is damaged: {error}") from error
+
+
+def _without_tensors(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        name = str(len(tensors))
+        tensors[name] = tree.detach().clone(memory_format=torch.contiguous_format)  # none may share memory
+        return {"tensor": name}
+    if isinstance(tree, Mapping):
+        return {"dict": [[key, _without_tensors(value, tensors)] for key, value in tree.items()]}
+    if isinstance(tree, list | tuple):
+        return {"list": [_without_tensors(value, tensors) for value in tree]}
+    return {"value": tree}
+
+
+def _with_tensors(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    [(kind, value)] = plain.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "dict":
+        return {key: _with_tensors(v, tensors) for key, v in value}
+    return [_with_tensors(v, tensors) for v in value] if kind == "list" else value

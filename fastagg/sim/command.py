@@ -1,0 +1,135 @@
+"""`fastagg sim` and `fastagg compare`: arguments in, runs and a report out."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fastagg.sim import config
+from fastagg.sim.config import Config
+from fastagg.table import InputError
+
+SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
+
+  fastagg sim                                  FedAvg and FedAWA on scikit-learn's digits, in about a minute
+  fastagg sim --method fedawa --alpha 0.5      one method, another split
+  fastagg sim --method fedawa --opt steps=5 --opt reg=euc
+  fastagg sim --data fashion-mnist --clients 20 --alpha 0.1 --rounds 200 --model mlp --seed 8
+  fastagg sim --config run.toml --out runs/a   options from a file; those on the command line win
+  fastagg sim --out runs/a --resume ...        continues a run that was stopped, to the same curve
+"""
+COMPARE = """Runs several methods with several seeds, skips what is there already, and shows all in one report.
+
+  fastagg compare fedavg fedawa fedawa-l simprox --alpha 0.1 --seeds 3 --out runs/cmp
+  fastagg compare fedavg fedawa:steps=5,reg=euc --out runs/steps      options of a method behind its name
+  fastagg compare fedprox runs/cmp --out runs/more                    a folder: show its runs as well
+"""
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"fastagg {name}", description=SIM if name == "sim" else COMPARE,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    if name == "compare":
+        parser.add_argument("methods", nargs="*", help="methods, or folders with runs made before")
+        parser.add_argument("--seeds", type=int, help="number of seeds, from --seed on (default: 1)")
+    else:
+        parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument("--out", type=Path, help="folder for the results (default: runs/<date>-<time>)")
+    parser.add_argument("--config", type=Path, help="TOML file with options by the names below, - written as _")
+    parser.add_argument("--jobs", type=int, help="runs made side by side (default: one for every core that is free)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    group = parser.add_argument_group("options of a run")
+    for f in dataclasses.fields(Config):
+        flag = "--" + f.name.replace("_", "-")
+        if f.name == "options":
+            group.add_argument("--opt", action="append", metavar="KEY=VALUE", help=f.metadata["help"])
+        elif f.name != "method" or name == "sim":
+            shown = "" if f.default is None else f" (default: {f.default})"
+            shown = " (default: fedavg and fedawa)" if f.name == "method" else shown
+            group.add_argument(flag, dest=f.name, metavar="X", help=f.metadata["help"].replace("%", "%%") + shown)
+    return parser
+
+
+def main(name: str, argv: list[str]) -> int:
+    parser = parser_of(name)
+    given = vars(parser.parse_args(argv))
+    try:
+        return run_command(name, given)
+    except (ValueError, TypeError, InputError) as error:
+        print(f"fastagg {name}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"fastagg {name}: needs {error.name}; pip install 'fastagg[sim]'", file=sys.stderr)
+        return 2
+
+
+def run_command(name: str, given: dict[str, Any]) -> int:
+    from fastagg.sim import compare, report
+
+    values = config.read_toml(given["config"]) if "config" in given else {}
+    methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
+    names = {f.name for f in dataclasses.fields(Config)}
+    values |= {k: config.parse(v) if isinstance(v, str) else v for k, v in given.items() if k in names}
+    for text in given.get("opt", ()):
+        values["options"] = values.get("options", {}) | key_value(text)
+    methods = given.get("methods") or methods or ([values["method"]] if "method" in values else ["fedavg", "fedawa"])
+    values.pop("method", None)
+    seeds = given.get("seeds", seeds)
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(f"seeds={seeds!r}; expected an integer >= 1")
+    earlier = [Path(m) for m in methods if Path(m).is_dir()]
+    runs = [
+        one_run(method, values, config.parse(str(values.get("seed", 0))) + s)
+        for method in methods if Path(method) not in earlier for s in range(seeds)
+    ]  # fmt: skip
+    out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
+    if given.get("resume") and "out" not in given:
+        raise ValueError("--resume continues the run in a folder: name it by --out")
+    if name == "sim" and out.exists() and any(out.iterdir()) and not given.get("resume"):
+        raise ValueError(f"{out} is not empty; continue what is there by --resume, or name another folder")
+    if "jobs" in given and given["jobs"] < 1:
+        raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
+    result = compare.compare(runs, out, progress=not given.get("quiet", False), earlier=earlier, jobs=given.get("jobs"))
+    print(report.markdown(result["groups"]))
+    for line in speed(result["groups"]):
+        print(line)
+    print(f"report: {result['report']}")
+    if result["interrupted"]:
+        print(f"stopped; go on with the same command and --out {out}" + (" --resume" if name == "sim" else ""))
+        return 130
+    return 0
+
+
+def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
+    """The configuration of `method`, a name with options perhaps: fedawa:steps=5,reg=euc"""
+    name, _, more = method.partition(":")
+    options = dict(values.get("options", {}))
+    for text in filter(None, more.split(",")):
+        options |= key_value(text)
+    return config.from_dict(values | {"method": name, "options": options, "seed": seed})
+
+
+def key_value(text: str) -> dict[str, Any]:
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise ValueError(f"option {text!r}: expected key=value")
+    return {key: config.parse(value)}
+
+
+def speed(groups: dict[str, list]) -> list[str]:
+    """How each method's clients were trained, and how fast"""
+    lines = []
+    for label, runs in groups.items():
+        s = runs[0].summary
+        if s.get("rounds_per_second"):
+            lines.append(
+                f"{label}: {s['rounds_per_second']:.2f} rounds a second, {100 * s['aggregation_share']:.2g} % of the "
+                f"time in aggregation; clients trained {'all at once' if s['training'] == 'batched' else 'one by one'}"
+            )
+    return lines

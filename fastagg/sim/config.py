@@ -1,0 +1,170 @@
+"""Every option of a simulated run, where it can be read from (command line, TOML, a former run), and its checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from fastagg import registry
+from fastagg.methods.common import REGISTRY, check_choice, check_integer, check_number, make, suggest
+from fastagg.sim.data import DATASETS
+from fastagg.sim.models import MODELS
+from fastagg.sim.partition import KINDS
+from fastagg.sim.train import Local
+
+# Names for what is a method of the registry with options, or with another client algorithm
+ALIASES: dict[str, dict[str, Any]] = {
+    "fedawa-l": {"method": "fedawa", "options": {"layerwise": True}},
+    "fedawa-cos": {"method": "fedawa", "options": {"variant": "cos"}},
+    "fedprox": {"method": "fedavg", "algorithm": "fedprox"},
+    "feddyn": {"method": "fedavg", "algorithm": "feddyn"},
+}
+
+
+def option(default: Any, shown: str) -> Any:
+    """A field with what --help shows of it"""
+    return field(default=default, metadata={"help": shown})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run: a method, a seed, and all else that its curve depends on."""
+
+    method: str = option("fedavg", "aggregation method: a name of fastagg.methods(), or " + ", ".join(ALIASES))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "option of the method, key=value; may be given several times"}
+    )
+    data: str = option("digits", "data set: " + ", ".join(DATASETS))
+    data_dir: str | None = option(None, "folder with the data set's files; default: FASTAGG_DATA")
+    samples: int | None = option(None, "use only so many training samples")
+    partition: str = option("dirichlet", "who has what: " + ", ".join(KINDS))
+    alpha: float = option(0.1, "concentration of the Dirichlet split: small is unlike, large is alike")
+    classes_per_client: int = option(2, "of the pathological split")
+    min_size: int = option(10, "samples that every client has at least")
+    long_tail: float = option(1.0, "the commonest class has so many times the samples of the rarest")
+    corrupted: float = option(0.0, "share of the clients whose labels are swapped")
+    clients: int = option(20, "number of clients")
+    participation: float = option(1.0, "share of the clients that take part in a round")
+    selection: str = option("random", "who takes part: random, or window (SimProx's sliding window)")
+    dropout: float = option(0.0, "probability that a client that takes part sends nothing")
+    stragglers: float = option(0.0, "probability that a client does fewer epochs than asked")
+    model: str = option("mlp", "network: " + ", ".join(MODELS))
+    rounds: int = option(50, "rounds of training")
+    epochs: int = option(3, "passes of a client over its data in a round")
+    batch_size: int = option(50, "samples in a batch")
+    lr: float = option(0.05, "the clients' learning rate")
+    lr_decay: float = option(0.99, "what the learning rate is multiplied by after a round")
+    momentum: float = option(0.9, "of the clients' SGD")
+    weight_decay: float = option(5e-4, "of the clients' SGD")
+    algorithm: str = option("sgd", "what clients minimise: sgd, fedprox or feddyn")
+    mu: float = option(0.01, "strength of fedprox's or feddyn's extra term")
+    wdr: float = option(0.0, "strength of cwFedAvg's weight distribution regulariser")
+    proxy: int = option(100, "training samples that the server keeps, for methods that learn on them")
+    seed: int = option(0, "of the split, the first model, the batches and all that is drawn")
+    threads: int = option(1, "threads of a run; its last digits depend on them. Runs beside each other use the rest")
+    batched: bool | None = option(
+        None, "train all clients as one computation (true, false; default: where it is faster)"
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("sim", "data", self.data, DATASETS)
+        check_choice("sim", "partition", self.partition, tuple(KINDS))
+        check_choice("sim", "model", self.model, tuple(MODELS))
+        check_choice("sim", "selection", self.selection, ("random", "window"))
+        check_choice("sim", "batched", self.batched, (None, True, False))
+        for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
+            check_integer("sim", name, getattr(self, name), low)
+        if self.samples is not None:
+            check_integer("sim", "samples", self.samples, 1)
+        check_number("sim", "participation", self.participation, 0, 1, strict=True)
+        check_number("sim", "lr_decay", self.lr_decay, 0, 1, strict=True)
+        for name in ("dropout", "stragglers", "corrupted"):
+            check_number("sim", name, getattr(self, name), 0, 1)
+        if self.dropout == 1:
+            raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
+        _ = self.local  # its own checks
+        cls = self.aggregator_class
+        if not isinstance(self.options, dict):
+            raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
+        if self.options.keys() & {"model", "params", "layers", "head"}:
+            raise ValueError("sim: the options model, params, layers and head are set by the simulator")
+        make(cls, self.options)  # raises where an option is unknown or out of range
+
+    @property
+    def aggregator_class(self) -> type:
+        if self.method not in REGISTRY:
+            names = [*(m.name for m in registry.methods()), *ALIASES]
+            raise ValueError(f"no method {self.method!r}{suggest(self.method, names)}; there are {', '.join(names)}")
+        return REGISTRY[self.method]
+
+    @property
+    def local(self) -> Local:
+        names = [f.name for f in dataclasses.fields(Local)]
+        return Local(**{name: getattr(self, name) for name in names})
+
+    @property
+    def label(self) -> str:
+        """The method in a few words, with what makes it differ from its defaults"""
+        for alias, means in ALIASES.items():
+            rest = dict(self.options)
+            named = means.get("options", {})
+            same = all(rest.get(k) == v for k, v in named.items())
+            if self.method == means["method"] and same and self.algorithm == means.get("algorithm", "sgd"):
+                return _with(alias, {k: v for k, v in rest.items() if k not in named})
+        return _with(self.method if self.algorithm == "sgd" else f"{self.method}+{self.algorithm}", self.options)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def _with(name: str, options: dict[str, Any]) -> str:
+    return name + (f" ({', '.join(f'{k}={v}' for k, v in sorted(options.items()))})" if options else "")
+
+
+def from_dict(values: dict[str, Any], where: str = "") -> Config:
+    """A Config of plain values; aliases of methods are replaced by what they stand for."""
+    names = [f.name for f in dataclasses.fields(Config)]
+    for unknown in values.keys() - set(names):
+        raise ValueError(f"{where or 'sim'}: no option {unknown!r}{suggest(unknown, names)}")
+    values = dict(values)
+    if (alias := values.get("method")) in ALIASES:
+        means = ALIASES[alias]
+        values |= {k: v for k, v in means.items() if k != "options"}
+        values["options"] = {**means.get("options", {}), **values.get("options", {})}
+    return Config(**values)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The options in a TOML file, by their names; [options] is the method's table."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error
+
+
+def read_json(path: Path) -> Config:
+    """The configuration a run was made with"""
+    try:
+        return from_dict(json.loads(path.read_text()), str(path))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not the configuration of a run ({error})") from error
+
+
+def parse(text: str) -> Any:
+    """A value from the command line: a number, true, false, null, or a word"""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

@@ -1,0 +1,311 @@
+"""Who has which samples: training data split over clients the way the papers do it.
+
+    y --> proxy, kept by the server --> class sizes (samples, long_tail) --> counts [K, C] (kind) --> at least min_size
+      --> indices per client --> test shares in the same proportions --> wrong labels of corrupted clients
+
+A kind only decides how many samples of each class a client gets; which ones is chance. Every step draws from a random
+stream of its own, so that corrupting clients, say, leaves the split as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fastagg.methods.common import check_choice, check_integer, check_number
+
+KINDS = {
+    "iid": "samples dealt at random, equal sizes",
+    "dirichlet": "each class divided over the clients by Dirichlet(alpha): unequal mixtures and sizes",
+    "pathological": "classes_per_client classes each; a class is divided equally over those who have it",
+    "hybrid": "half of the clients balanced, Dirichlet(10); the others share the rest by Dirichlet(alpha) (FedLAW)",
+    "entropy": "equal sizes; label entropy rises evenly from the first client, one class, to the last, all (WeiAvg)",
+    "groups": "equal sizes; a third has the first half of the classes, a third the second, a third all (FedAWA)",
+}
+BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2
+
+
+@dataclass(frozen=True)
+class Partition:
+    train: list[np.ndarray]  # per client, int64: indices into the training set, ascending, disjoint
+    test: list[np.ndarray]  # per client, int64: indices into the test set, in the client's proportions; may overlap
+    proxy: np.ndarray  # int64: training samples that the server keeps, of no client, class-balanced if possible
+    labels: np.ndarray  # [N] int64: the training labels as the clients see them
+    counts: np.ndarray  # [K, C] int64: samples per client and true class
+
+
+def make(
+    y: ArrayLike,
+    test_y: ArrayLike,
+    classes: int,
+    clients: int,
+    *,
+    kind: str = "dirichlet",
+    alpha: float = 0.1,
+    classes_per_client: int = 2,
+    min_size: int = 10,
+    samples: int | None = None,
+    long_tail: float = 1.0,
+    corrupted: float = 0.0,
+    proxy: int = 0,
+    seed: int = 0,
+) -> Partition:
+    """Splits a training set with labels y, and a test set with labels test_y, over clients.
+
+    kind                one of KINDS
+    alpha               concentration of the Dirichlet distribution: small for clients that differ, large for alike
+    classes_per_client  of kind "pathological"; with too few clients for all classes, some are left out
+    min_size            least samples of a client; who has fewer gets some from those with most of the same classes
+    samples             how many training samples the clients have together, classes in their proportions (None: all)
+    long_tail           how much commoner the first class is than the last; exponential between (1: as in y)
+    corrupted           fraction of the clients, rounded but at least one, that see two of their classes swapped
+                        (FedLAW, Table 8; a pair for each: one for all would cost FedAvg more than the paper reports)
+    proxy               how many training samples the server keeps: beside those of samples, and not long-tailed
+                        (FedLAW takes them from the test set; here all of that is for testing)
+
+    A client's test share is as large a part of the test set as its data is of all clients' data, at least min_size, and
+    smaller where the test set has too few of a class to keep the proportions.
+    """
+    check_choice("partition", "kind", kind, tuple(KINDS))
+    check_integer("partition", "classes", classes, 2)
+    check_integer("partition", "clients", clients, {"hybrid": 2, "groups": 3}.get(kind, 1))
+    check_number("partition", "alpha", alpha, 1e-4, 1e6)
+    check_integer("partition", "classes_per_client", classes_per_client, 1)
+    check_integer("partition", "min_size", min_size, 1)
+    check_integer("partition", "samples", 1 if samples is None else samples, 1)
+    check_number("partition", "long_tail", long_tail, 1, 1e6)
+    check_number("partition", "corrupted", corrupted, 0, 1)
+    check_integer("partition", "proxy", proxy, 0)
+    check_integer("partition", "seed", seed, 0)
+    y, test_y = check_labels("y", y, classes), check_labels("test_y", test_y, classes)
+    if proxy + clients * min_size > len(y):
+        kept = f"proxy={proxy} and " if proxy else ""
+        raise ValueError(
+            f"partition: {kept}clients={clients} with min_size={min_size} need {proxy + clients * min_size} samples,"
+            f" but the training set has {len(y)}"
+        )
+
+    streams = np.random.SeedSequence(int(seed)).spawn(4)
+    choose, split, choose_test, corrupt = (np.random.default_rng(s) for s in streams)
+    by_class, available = shuffled(y, classes, choose)
+    kept = balanced(proxy, available, choose)  # [C]
+    n = class_sizes(available - kept, samples, long_tail)  # [C]
+    counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
+    ends = kept + counts.cumsum(0)
+    train = [
+        np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
+        for row in zip(counts, ends, strict=True)
+    ]
+    return Partition(
+        train=train,
+        test=shares_of_test(test_y, counts, min_size, choose_test),
+        proxy=np.sort(np.concatenate([i[:m] for i, m in zip(by_class, kept, strict=True)])),
+        labels=swapped(y, train, counts, corrupted, corrupt),
+        counts=counts,
+    )
+
+
+def check_labels(name: str, labels: ArrayLike, classes: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"partition: {name} is {labels.dtype} of shape {labels.shape}; expected [N] integers")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"partition: {name} has labels from {labels.min()} to {labels.max()}; expected 0 to {classes - 1}"
+        )
+    return labels.astype(np.int64)
+
+
+# Class sizes
+
+
+def shuffled(labels: np.ndarray, classes: int, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
+    """The indices of each class, and how many they are"""
+    by_class = [rng.permutation(np.flatnonzero(labels == c)) for c in range(classes)]
+    return by_class, np.bincount(labels, minlength=classes)
+
+
+def apportion(total: int, weights: np.ndarray) -> np.ndarray:
+    """Integers in proportion to weights that sum to total, by largest remainder"""
+    quota = total * (weights / weights.sum())
+    got = np.floor(np.round(quota, 9)).astype(np.int64)  # rounded: 2.9999999999 is 3
+    got[np.argsort(got - quota, kind="stable")[: total - got.sum()]] += 1
+    return got
+
+
+def balanced(total: int, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How many samples of each class make a set of that size, classes as equal as they can be"""
+    got = np.zeros_like(available)
+    while (need := total - got.sum()) > 0:
+        free = rng.permutation(np.flatnonzero(got < available))[:need]
+        got[free] = np.minimum(available[free], got[free] + need // len(free))
+    return got
+
+
+def class_sizes(available: np.ndarray, samples: int | None, long_tail: float) -> np.ndarray:
+    """How many samples of each class the clients have together"""
+    if long_tail == 1:
+        weights, most = available, int(available.sum())
+    else:
+        if not available.all():
+            raise ValueError(f"partition: long_tail needs samples of every class; {available.argmin()} has none left")
+        weights = float(long_tail) ** -np.linspace(0, 1, len(available))
+        most = int((available / weights).min() * weights.sum() + 1e-6)
+    if samples is not None and samples > most:
+        tail = f" with long_tail={long_tail}" if long_tail != 1 else ""
+        raise ValueError(f"partition: samples={samples}; expected at most {most}, what the training set has{tail}")
+    return np.minimum(apportion(most if samples is None else samples, weights), available)
+
+
+# Kinds: how many samples of each class each client gets, [K, C]
+
+
+def deal(
+    kind: str, n: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, classes_per_client: int
+) -> np.ndarray:
+    match kind:
+        case "iid":
+            return iid(n, clients, rng)
+        case "dirichlet":
+            return dirichlet(n, clients, alpha, rng)
+        case "pathological":
+            return pathological(n, clients, classes_per_client, rng)
+        case "hybrid":
+            first = dirichlet(n, clients, BALANCED_ALPHA, rng)[: clients // 2]
+            return np.concatenate([first, dirichlet(n - first.sum(0), clients - len(first), alpha, rng)])
+        case "entropy":
+            return entropy(n, clients, rng)
+        case _:
+            return groups(n, clients)
+
+
+def iid(n: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    deck = rng.permutation(np.repeat(np.arange(len(n)), n))
+    return np.stack([np.bincount(hand, minlength=len(n)) for hand in np.array_split(deck, clients)])
+
+
+def dirichlet(n: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    share = rng.dirichlet(np.full(clients, float(alpha)), len(n))  # [C, K]
+    ends = np.minimum(np.rint(share.cumsum(1) * n[:, None]).astype(np.int64), n[:, None])
+    ends[:, -1] = n
+    return np.diff(ends, axis=1, prepend=0).T
+
+
+def pathological(n: np.ndarray, clients: int, each: int, rng: np.random.Generator) -> np.ndarray:
+    """Clients choose in turn, at random among the classes chosen least: all classes are equally often held"""
+    present = np.flatnonzero(n)
+    if each > len(present):
+        raise ValueError(
+            f"partition: classes_per_client={each}; expected at most {len(present)}, the classes there are"
+        )
+    held = np.zeros((clients, len(n)), np.int64)
+    for row in held:
+        mixed = rng.permutation(present)
+        row[mixed[np.argsort(held.sum(0)[mixed], kind="stable")[:each]]] = 1
+    ends = held.cumsum(0) * n // np.maximum(held.sum(0), 1)
+    return np.diff(ends, axis=0, prepend=0)
+
+
+def entropy(n: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """A client's labels are (1 - t) of one class and t of all; t such that the entropies are evenly spaced.
+
+    WeiAvg gives its clients equal sizes and spread entropies, skewed by a parameter p that it does not define.
+    """
+    present = int((n > 0).sum())
+    low, high = np.zeros(clients), np.ones(clients)
+    target = np.linspace(0, np.log(present), clients)
+    for _ in range(50):
+        t = (low + high) / 2
+        main, other = 1 - t + t / present, t / present
+        less = -main * np.log(main) - (present - 1) * other * np.log(other) < target
+        low, high = np.where(less, t, low), np.where(less, high, t)
+    left, size, counts = n.copy(), n.sum() // clients, []
+    for t in high if present > 1 else np.zeros(clients):
+        share = t * left / max(left.sum(), 1)
+        share[rng.choice(np.flatnonzero(left == left.max()))] += 1 - t  # the commonest one, so that all are used up
+        counts.append(take(size, share, left))
+        left = left - counts[-1]
+    return np.stack(counts)
+
+
+def groups(n: np.ndarray, clients: int) -> np.ndarray:
+    """Sizes as large as can be equal"""
+    group = np.arange(clients) * 3 // clients  # [K]: 0, 1, 2
+    first = np.arange(len(n)) < len(n) // 2
+    halves = [np.where(first, n, 0), np.where(first, 0, n)]
+    sums = [int(half.sum()) for half in halves]
+    if 0 in sums:
+        raise ValueError("partition: kind 'groups' needs samples in both halves of the classes")
+    all_classes = (group == 2).sum()
+    size = min(int(s / ((group == g).sum() + all_classes * s / n.sum()) + 1e-9) for g, s in enumerate(sums))
+    left, counts = n.copy(), []
+    for g in group:
+        counts.append(take(size, (*halves, n)[g].astype(float), left))
+        left = left - counts[-1]
+    return np.stack(counts)
+
+
+def take(size: int, share: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """So many samples in proportions share, [C]; what a class lacks comes from others of share, then from any"""
+    got = np.minimum(apportion(size, share), left)
+    for allowed in (share > 0, share >= 0):
+        spare = np.where(allowed, left - got, 0)
+        if (more := min(size - got.sum(), spare.sum())) > 0:
+            got = got + np.minimum(apportion(more, spare), spare)
+    return got
+
+
+def at_least(min_size: int, counts: np.ndarray) -> np.ndarray:
+    """Counts in which no client has fewer: samples move to it from who has most of one of its classes and can spare"""
+    counts, total = counts.copy(), counts.sum()
+    if total < min_size * len(counts):
+        raise ValueError(
+            f"partition: clients={len(counts)} with min_size={min_size} need {min_size * len(counts)} samples, but"
+            f" samples, long_tail and kind leave {total}"
+        )
+    for k in range(len(counts)):
+        while (need := min_size - counts[k].sum()) > 0:
+            spare = np.maximum(counts.sum(1) - min_size, 0)  # [K]
+            for allowed, kept in ((counts[k] > 0, 1), (counts[k] > 0, 0), (True, 0)):  # the giver keeps its classes too
+                gifts = np.where(allowed, np.minimum(counts - kept, spare[:, None]), 0)  # [K, C]
+                if gifts.max() > 0:
+                    break
+            giver, c = np.unravel_index(gifts.argmax(), gifts.shape)
+            moved = min(need, gifts[giver, c])
+            counts[giver, c] -= moved
+            counts[k, c] += moved
+    return counts
+
+
+# Test shares and wrong labels
+
+
+def shares_of_test(test_y: np.ndarray, counts: np.ndarray, least: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Clients walk along each class's shuffled samples, and start again at its end: they share as few as can be"""
+    by_class, have = shuffled(test_y, counts.shape[1], rng)
+    starts, shares = np.zeros_like(have), []
+    for row in counts:
+        share = np.where(have > 0, row, 0)
+        size = max(least, round(row.sum() * len(test_y) / counts.sum()))
+        fits = min((h * share.sum() // s for h, s in zip(have, share, strict=True) if s), default=0)
+        got = np.minimum(apportion(min(size, fits), share), have) if fits else np.zeros_like(have)
+        picked = [i[(s + np.arange(m)) % max(len(i), 1)] for i, s, m in zip(by_class, starts, got, strict=True)]
+        shares.append(np.sort(np.concatenate(picked)))
+        starts = starts + got
+    return shares
+
+
+def swapped(
+    y: np.ndarray, train: list[np.ndarray], counts: np.ndarray, corrupted: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Labels in which, for each corrupted client, two of its classes are exchanged (if it has one, that and any)"""
+    labels = y.copy()
+    number = max(1, int(corrupted * len(train) + 0.5)) if corrupted > 0 else 0
+    for k in rng.permutation(len(train))[:number]:
+        own, foreign = (rng.permutation(np.flatnonzero(mask)) for mask in (counts[k] > 0, counts[k] == 0))
+        a, b = np.concatenate([own, foreign])[:2]
+        mine = y[train[k]]
+        labels[train[k]] = np.where(mine == a, b, np.where(mine == b, a, mine))
+    return labels

@@ -1,0 +1,343 @@
+"""A simulated run, round by round: choose clients, train them, aggregate, evaluate, record."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fastagg
+from fastagg.sim import checkpoint, config, data, models, partition
+from fastagg.sim.config import Config
+from fastagg.sim.train import Job, Trainer, Update, outcomes
+
+# What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
+# that a run that is continued draws what an undisturbed one would have drawn.
+SELECTION, DROPOUT, STRAGGLING, BATCHES = range(4)
+AVERAGED = 5  # rounds at the end whose mean is a run's accuracy
+
+
+class Simulation:
+    """The state of a run, and its next round. One model for all, one for each client, or one for each cluster."""
+
+    def __init__(self, options: Config, dataset: data.Dataset | None = None) -> None:
+        self.options = o = options
+        self.data = d = dataset or data.load(o.data, o.data_dir)
+        self.parts = partition.make(
+            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
+            classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
+            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
+        )  # fmt: skip
+        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
+        head = models.head_of(self.module)
+        labels = torch.from_numpy(self.parts.labels)
+        self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
+        own = {"params": self.module}
+        own |= {"model": self.module, "progress": False} if o.method == "fedlaw" else {}
+        own |= {"head": head} if o.method == "cwfedavg" else {}
+        self.server = o.aggregator_class(**own, **o.options)
+        self.round = 0
+        self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
+        self.model_of = [0] * o.clients  # which of the models each client has
+        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients that keep something: FedDyn's corrections
+        self.server_memory: dict[str, torch.Tensor] | None = None
+
+    @property
+    def personal(self) -> bool:
+        return self.server.gives != "global"
+
+    def next_round(self) -> dict[str, Any]:
+        """Trains and aggregates once; returns what is recorded of it"""
+        o, r = self.options, self.round + 1
+        clock = Clock()
+        asked = self.chosen(r)
+        present = [k for k in asked if self.draw(DROPOUT, r, k).random() >= o.dropout] or asked[:1]
+        lr = o.lr * o.lr_decay ** (r - 1)
+        with clock("train"):
+            updates = self.trainer.train([self.job(r, k) for k in present], lr)
+        with clock("aggregate"):
+            result, before = self.aggregate(present, updates)
+        self.round = r
+        record = {
+            "round": r, "lr": lr, "clients": present, "lost": sorted(set(asked) - set(present)),
+            "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
+        }  # fmt: skip
+        with clock("evaluate"):
+            record |= self.observed(result, before, updates) | self.evaluated()
+        return record | {"seconds": clock.seconds}
+
+    def chosen(self, r: int) -> list[int]:
+        """The clients asked in round r"""
+        o = self.options
+        count = max(1, round(o.participation * o.clients))
+        if o.selection == "random":
+            return sorted(self.draw(SELECTION, r).choice(o.clients, count, replace=False).tolist())
+        windows = -(
+            -o.clients // count
+        )  # all clients take part before one does again, in an order drawn anew each time
+        order = self.draw(SELECTION, (r - 1) // windows).permutation(o.clients)
+        at = (r - 1) % windows * count
+        return sorted(order[at : at + count].tolist())
+
+    def draw(self, *purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.options.seed, *purpose])
+
+    def job(self, r: int, k: int) -> Job:
+        o, rng = self.options, self.draw(STRAGGLING, r, k)
+        late = rng.random() < o.stragglers and o.epochs > 1
+        epochs = int(rng.integers(1, o.epochs)) if late else o.epochs
+        return Job(
+            client=k, start=self.models[self.model_of[k]], indices=self.parts.train[k],
+            seed=int(self.draw(BATCHES, r, k).integers(2**31)), epochs=epochs,
+            class_dist=self.parts.counts[k] if o.wdr else None, correction=self.memory.get(k),
+        )  # fmt: skip
+
+    def sizes(self, clients: list[int]) -> list[int]:
+        return [len(self.parts.train[k]) for k in clients]
+
+    def aggregate(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The method's result, and the model that updates are measured from"""
+        states = [u.state for u in updates]
+        if self.server.gives == "clusters":
+            return self.aggregate_clusters(present, updates)
+        starts = [self.models[self.model_of[k]] for k in present]
+        before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
+        result = self.server.aggregate(
+            before, states, self.sizes(present), client_ids=present, **self.round_info(present, updates)
+        )
+        if self.personal:
+            if len(self.models) == 1:  # from now on each client has its own
+                self.models, self.model_of = self.models * self.options.clients, list(range(self.options.clients))
+            for k, model in zip(present, result, strict=True):
+                self.models[k] = dict(model)
+        else:
+            self.models = [dict(result)]
+        if self.options.algorithm == "feddyn":
+            self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
+            self.models = [self.corrected(before, states)]
+        return result, before
+
+    def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Each cluster on its own, from its own model; a cluster may come out as two"""
+        result, before = None, self.models[self.model_of[present[0]]]
+        for number in sorted({self.model_of[k] for k in present}):
+            here = [i for i, k in enumerate(present) if self.model_of[k] == number]
+            ids, model = [present[i] for i in here], self.models[number]
+            states = [updates[i].state for i in here]
+            result = self.server.aggregate(model, states, self.sizes(ids), client_ids=ids)
+            for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
+                place = number if n == 0 else len(self.models)
+                self.models[place:] = [dict(new), *self.models[place + 1 :]]
+                for k in members:
+                    self.model_of[k] = place
+        return (result if len(self.models) == 1 else None), before
+
+    def round_info(self, present: list[int], updates: list[Update]) -> dict[str, Any]:
+        """What some methods want besides models and sizes"""
+        wanted = self.server.round_info
+        info: dict[str, Any] = {}
+        if "proxy" in wanted:
+            if not len(self.parts.proxy):
+                raise ValueError(
+                    f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100"
+                )
+            rows = torch.from_numpy(self.parts.proxy)
+            info["proxy"] = [(self.data.x[rows], self.data.y[rows])]
+        if "label_dist" in wanted:
+            info["label_dist"] = self.parts.counts[present]
+        if "local_steps" in wanted:
+            info["local_steps"] = [u.steps for u in updates]
+        return info
+
+    def corrected(
+        self, before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """FedDyn's server: h -= mu / K sum_k (w_k - w), and the new model is the clients' plain mean - h / mu"""
+        mu, names = self.options.mu, {name for name, _ in self.module.named_parameters()}
+        mean = dict(fastagg.fedavg(None, states))
+        h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
+        share = len(states) / self.options.clients
+        self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
+        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in mean.items()}
+
+    def observed(self, result: Any, before: dict[str, torch.Tensor], updates: list[Update]) -> dict[str, Any]:
+        """What the round's Gram tells; methods that have none get one for this"""
+        if result is None:  # several clusters: there is no common model to measure from
+            return {"weights": None, "norms": None, "coherence": None, "gamma": None}
+        gram = getattr(result, "gram", None)
+        gram = fastagg.gram(before, [u.state for u in updates], params=self.module) if gram is None else gram.model()
+        weights = getattr(result, "weights", None)
+        weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
+        seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
+        record = {
+            "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
+            "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),
+        }  # fmt: skip
+        if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
+            record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
+        return record
+
+    def evaluated(self) -> dict[str, Any]:
+        """On the whole test set where there is one model, and on every client's share of it with the client's model"""
+        test, shares = self.data, self.parts.test
+        if len(self.models) == 1:
+            right, losses = outcomes(self.module, self.models[0], test.test_x, test.test_y)
+            own = [float(right[rows].mean()) for rows in shares if len(rows)]
+            return {"accuracy": float(right.mean()), "personal_accuracy": mean(own), "loss": float(losses.mean())}
+        own = []
+        for k, rows in enumerate(shares):
+            if len(rows):
+                rows = torch.from_numpy(rows)
+                right, _ = outcomes(self.module, self.models[self.model_of[k]], test.test_x[rows], test.test_y[rows])
+                own.append(float(right.mean()))
+        return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round, "models": self.models if len(self.models) == 1 else list(self.models),
+            "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
+            "server_memory": self.server_memory, "server": self.server.state_dict(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.server.load_state_dict(state["server"])
+        self.round, self.models, self.model_of = state["round"], state["models"], state["model_of"]
+        self.memory = {int(k): v for k, v in state["memory"].items()}
+        self.server_memory = state["server_memory"]
+
+
+class Clock:
+    """Seconds by what they were spent on"""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
+
+
+def rounded(values: torch.Tensor, digits: int = 6) -> list:
+    return np.round(values.double().cpu().numpy(), digits).tolist()
+
+
+def mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def simulate(
+    options: Config, out: Path, *, resume: bool = False, dataset: data.Dataset | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Runs to the end, or to Ctrl-C, and returns the summary. Everything is in the folder `out`; a crash loses at most
+    one round. resume continues what is there, to the curve that an undisturbed run would have had."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(options.threads)
+    try:
+        return _simulate(options, Path(out), resume, dataset, on_round)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> dict[str, Any]:
+    metrics, saved = out / "metrics.jsonl", out / "checkpoint.safetensors"
+    if (out / "config.json").exists():
+        if not resume:
+            raise ValueError(f"{out} holds a run already; resume it (--resume), or name another folder (--out)")
+        check_same(options, config.read_json(out / "config.json"), out)
+    sim = Simulation(options, dataset)
+    out.mkdir(parents=True, exist_ok=True)
+    if resume and saved.exists():
+        state = checkpoint.load(saved)
+        sim.load_state_dict(state)
+        keep_rounds(metrics, sim.round)
+    else:
+        metrics.unlink(missing_ok=True)
+        counts, shares = sim.parts.counts.tolist(), [len(rows) for rows in sim.parts.test]
+        facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.parts.proxy), "classes": sim.data.classes}
+        checkpoint.write_json(out / "partition.json", facts)
+        append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())
+        checkpoint.save(saved, sim.state_dict())
+    checkpoint.write_json(out / "config.json", options.to_json())
+
+    def conclude(**more: Any) -> dict[str, Any]:
+        summary = summarise(options, read_metrics(metrics), sim.trainer.batched) | more
+        checkpoint.write_json(out / "summary.json", summary)
+        return summary
+
+    conclude()  # so that a run that is killed has a name
+    stopped = False
+    try:
+        while sim.round < options.rounds:
+            record = sim.next_round()
+            append(metrics, record)
+            checkpoint.save(saved, sim.state_dict())
+            if on_round is not None:
+                on_round(record)
+    except KeyboardInterrupt:
+        stopped = True
+    return conclude(interrupted=stopped)
+
+
+def check_same(new: Config, old: Config, out: Path) -> None:
+    """A run is continued with the options it began with; it may be made longer, and its data may have moved."""
+    free = {"rounds", "data_dir"}
+    a, b = new.to_json(), old.to_json()
+    for name in a:
+        if name not in free and a[name] != b[name]:
+            raise ValueError(f"{out} was begun with {name}={b[name]!r}, not {a[name]!r}; name another folder (--out)")
+
+
+def append(metrics: Path, record: dict[str, Any]) -> None:
+    with open(metrics, "a") as file:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_metrics(metrics: Path) -> list[dict[str, Any]]:
+    """The rounds recorded; a last line that a crash cut off is none"""
+    records = []
+    for line in metrics.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def keep_rounds(metrics: Path, last: int) -> None:
+    """Drops what was recorded after the checkpoint"""
+    lines = [json.dumps(record) + "\n" for record in read_metrics(metrics) if record["round"] <= last]
+    checkpoint.write_text(metrics, "".join(lines))
+
+
+def summarise(options: Config, records: list[dict[str, Any]], batched: bool) -> dict[str, Any]:
+    personal = records[-1]["accuracy"] is None
+    curve = [
+        r["personal_accuracy" if personal else "accuracy"] for r in records[1:] if r["accuracy"] is not None or personal
+    ]
+    phases = [r["seconds"] for r in records[1:]]
+    seconds = {name: sum(p[name] for p in phases) for name in ("train", "aggregate", "evaluate")}
+    total = sum(seconds.values())
+    return {
+        "label": options.label, "method": options.method, "seed": options.seed, "rounds": records[-1]["round"],
+        "finished": records[-1]["round"] >= options.rounds, "personal": personal, "accuracy": mean(curve[-AVERAGED:]),
+        "accuracy_last": curve[-1] if curve else None, "accuracy_best": max(curve, default=None),
+        "personal_accuracy": mean([r["personal_accuracy"] for r in records[1:]][-AVERAGED:]),
+        "seconds": seconds | {"total": total}, "rounds_per_second": len(phases) / total if total else None,
+        "aggregation_share": seconds["aggregate"] / total if total else None,
+        "training": "batched" if batched else "one by one",
+        "versions": {"fastagg": version("fastagg"), "torch": torch.__version__, "python": platform.python_version()},
+    }  # fmt: skip
