@@ -297,6 +297,8 @@ def verdict(groups: dict[str, list[Run]]) -> str:
     if not others:
         return first + "."
     behind = 100 * (best["mean"] - others[0]["mean"])
+    if f"{behind:.2f}" == "0.00":
+        return f"{first}, and so did {others[0]['label']}."
     noise = ", which is within noise" if others[0]["within_noise"] else ""
     return f"{first}, {behind:.2f} points above {others[0]['label']}{noise}."
 
