@@ -335,14 +335,14 @@ def _compiled_python(*args):
 
 def test_every_kernel_compiles_for_every_architecture(kernels):
     for arch in (80, 90, 100):
-        assert {k["kernel"] for k in kernels if k["arch"] == arch} == {"_products", "_add_slots", "_add_layers", "_mix"}
+        assert {k["kernel"] for k in kernels if k["arch"] == arch} == {"products", "add_slots", "add_layers", "mix"}
     assert all(k["cubin"] > 0 for k in kernels)
     for kernel in kernels:
         assert kernel.get("stack", 0) <= 128, kernel  # bytes a thread spills
 
 
 def test_tensor_cores_only_for_large_cohorts(kernels):
-    narrow = [k for k in kernels if k["kernel"] == "_products" and not k["constants"]["WIDE"]]
+    narrow = [k for k in kernels if k["kernel"] == "products" and not k["constants"]["WIDE"]]
     assert {k["case"][2] > 64 for k in narrow} == {False, True}
     for kernel in narrow:
         assert (kernel["tf32"] > 0) == (kernel["case"][2] > 64), kernel
@@ -350,7 +350,7 @@ def test_tensor_cores_only_for_large_cohorts(kernels):
 
 
 def test_aligned_tensors_are_read_16_bytes_at_a_time(kernels):
-    reading = [k for k in kernels if k["case"][1] == "torch.float32" and k["kernel"] in ("_products", "_mix")]
+    reading = [k for k in kernels if k["case"][1] == "torch.float32" and k["kernel"] in ("products", "mix")]
     assert {k["case"][4] for k in reading} == {0, 1}
     for kernel in reading:
         assert (kernel["16 bytes"] > 0) == (kernel["case"][4] == 0), kernel
