@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastagg.sim import plots, report
+from fastagg.sim import page, plots, report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -94,7 +94,7 @@ def pair(tmp_path_factory):
     runs = [fake(folder, label, seed, final=final, adaptive=label != "fedavg")
             for label, final in (("fedavg", 0.8), ("fedawa", 0.9)) for seed in range(3)]  # fmt: skip
     groups = read(*runs)
-    return groups, report.write(groups, folder / "out")
+    return groups, page.write(groups, folder / "out")
 
 
 # ---- reading ----
@@ -140,7 +140,7 @@ def test_crashed_run_counts_as_far_as_it_went(tmp_path):
         assert not run.summary["finished"]
         assert run.summary["accuracy"] == pytest.approx(statistics.mean(accuracies))
         assert "1 (1 unfinished)" in report.markdown(report.group([run]))
-    assert "cosine-fedawa" in report.write(read(path), tmp_path / "out").read_text()
+    assert "cosine-fedawa" in page.write(read(path), tmp_path / "out").read_text()
 
 
 def test_only_the_first_model(tmp_path):
@@ -148,7 +148,7 @@ def test_only_the_first_model(tmp_path):
     (path / "metrics.jsonl").write_text('{"round": 0, "accuracy": 0.1, "personal_accuracy": 0.1, "clients": []}\n')
     (path / "summary.json").unlink()
     assert report.table(read(path))[0]["mean"] is None
-    assert "No run has a finite accuracy" in report.write(read(path), tmp_path / "out").read_text()
+    assert "No run has a finite accuracy" in page.write(read(path), tmp_path / "out").read_text()
 
 
 # ---- comparing ----
@@ -167,7 +167,7 @@ def test_runs_of_other_settings_are_not_seeds(tmp_path):
     paths = [fake(tmp_path, "fedawa", seed, rounds=1, alpha=alpha) for alpha in (0.1, 100) for seed in (0, 1)]
     groups = read(*paths)
     assert {label: len(runs) for label, runs in groups.items()} == {"fedawa, alpha=0.1": 2, "fedawa, alpha=100": 2}
-    assert "Dirichlet(0.1 or 100)" in report.described(groups)
+    assert "Dirichlet(0.1 or 100)" in page.described(groups)
 
 
 def test_a_seed_twice_is_refused(tmp_path):
@@ -329,14 +329,14 @@ def test_pngs_are_written_and_nothing_is_left_over(pair):
 
 def test_same_runs_same_page(tmp_path):
     groups = read(fake(tmp_path, "fedawa", 0, rounds=3, clients=3))
-    first = report.write(groups, tmp_path / "out").read_bytes()
-    assert report.write(groups, tmp_path / "out").read_bytes() == first
+    first = page.write(groups, tmp_path / "out").read_bytes()
+    assert page.write(groups, tmp_path / "out").read_bytes() == first
 
 
 def test_text_is_escaped(tmp_path):
     label = "<script>alert(1)</script> $x_ & --> https://example.org"
     groups = read(*(fake(tmp_path, label + end, 0, data='"><img src=x>', rounds=1, clients=3) for end in ("", "!")))
-    text = report.write(groups, tmp_path / "out", title="<b>&").read_text()
+    text = page.write(groups, tmp_path / "out", title="<b>&").read_text()
     assert "<script" not in text
     assert "<img" not in text
     assert "<title>&lt;b&gt;&amp;</title>" in text
@@ -354,7 +354,7 @@ def test_diverged_run(tmp_path):
             m["cosine"] = m["model_cosine"] = [[math.nan] * k] * k
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
     edit(path / "summary.json", accuracy=math.nan)
-    text = report.write(
+    text = page.write(
         read(path, fake(tmp_path, "fedavg", 0, rounds=2, clients=2, adaptive=False)), tmp_path / "out"
     ).read_text()
     assert "<td>n/a</td>" in text
@@ -363,13 +363,13 @@ def test_diverged_run(tmp_path):
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines[1:]))
     groups = read(path)
     assert "accuracy" not in drawn(groups)
-    assert "No run has a finite accuracy" in report.verdict(groups)
+    assert "No run has a finite accuracy" in page.verdict(groups)
 
 
 def test_one_client_one_round(tmp_path):
     groups = read(fake(tmp_path, "fedawa", 0, rounds=1, clients=1))
     assert drawn(groups) == ["accuracy", "loss", "coherence", "time"]
-    report.write(groups, tmp_path / "out")
+    page.write(groups, tmp_path / "out")
 
 
 def test_many_labels_are_folded(tmp_path):
@@ -382,7 +382,7 @@ def test_many_labels_are_folded(tmp_path):
 
 def test_nothing_to_report(tmp_path):
     with pytest.raises(ValueError, match="at least one run"):
-        report.write({}, tmp_path)
+        page.write({}, tmp_path)
 
 
 def test_without_matplotlib_there_is_a_table_and_a_clear_error(tmp_path, monkeypatch):
@@ -392,7 +392,7 @@ def test_without_matplotlib_there_is_a_table_and_a_clear_error(tmp_path, monkeyp
     monkeypatch.delattr("fastagg.sim.plots")
     assert "fedawa" in report.markdown(groups)
     with pytest.raises(ImportError, match=r"pip install fastagg\[sim\]"):
-        report.write(groups, tmp_path / "out")
+        page.write(groups, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

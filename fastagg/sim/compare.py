@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastagg.sim import config, report, run
+from fastagg.sim import config, page, report, run
 from fastagg.sim.config import Config
 
 
@@ -47,8 +47,7 @@ def compare(
     interrupted = make_runs(todo, progress, jobs)
     found = [f for f in folders if (f / "metrics.jsonl").exists()] + [f for path in earlier for f in runs_in(path)]
     groups = report.group([report.read_run(f) for f in dict.fromkeys(found)])
-    page = report.write(groups, out)
-    return {"groups": groups, "report": page, "interrupted": interrupted}
+    return {"groups": groups, "report": page.write(groups, out), "interrupted": interrupted}
 
 
 def make_runs(todo: Sequence[tuple[Config, Path]], progress: bool, jobs: int | None) -> bool:

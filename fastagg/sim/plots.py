@@ -119,9 +119,6 @@ def _of_clients(groups: Groups, draw: Callable, name: str, title: str, caption: 
             shown += 1
 
 
-# ---- curves over rounds ----
-
-
 @styled
 def accuracy(groups: Groups, measure: str = "accuracy") -> Figure | None:
     """Accuracy against rounds, and at the end of each seed; measure is accuracy or personal_accuracy"""
@@ -234,9 +231,6 @@ def _finite(run: Run, value: Callable) -> list[float]:
     """Of the rounds after the first model"""
     values = [value(m) for m in run.metrics if m["round"] > 0]
     return [x for x in values if x is not None and np.isfinite(x)]
-
-
-# ---- clients ----
 
 
 def weight_matrix(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -398,9 +392,6 @@ def _client_ticks(axes: Axes, ids: np.ndarray, most: int = 40) -> None:
 
 def _bar(figure: Figure, image: Any, axes: Axes, **more: Any) -> None:
     figure.colorbar(image, ax=axes, pad=0.02, aspect=30, **more).outline.set_visible(False)
-
-
-# ---- time ----
 
 
 @styled
