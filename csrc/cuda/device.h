@@ -27,17 +27,12 @@ template <class S> union Vector {
   __device__ Vector() : raw{0, 0, 0, 0} {}
 };
 
-// `left` elements from p on, at most a vector's; zeros after them, and where p is null
-template <class S> __device__ __forceinline__ Vector<S> load(const S* p, int left, bool aligned) {
+// `left` elements from p on, one by one, at most a vector's; zeros after them
+template <class S> __device__ __forceinline__ Vector<S> load_some(const S* p, int left) {
   Vector<S> v;
-  if (!p) return v;
-  if (aligned && left >= per_vector<S>) {
-    v.raw = *reinterpret_cast<const uint4*>(p);
-  } else {
 #pragma unroll
-    for (int i = 0; i < per_vector<S>; ++i)
-      if (i < left) v.element[i] = p[i];
-  }
+  for (int i = 0; i < per_vector<S>; ++i)
+    if (i < left) v.element[i] = p[i];
   return v;
 }
 

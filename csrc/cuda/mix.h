@@ -61,10 +61,9 @@ __device__ __forceinline__ void mix_elements(const Mix& m, int tensor, int64_t a
 }
 
 // Elements [begin, begin + count) of a tensor, one at a time: for a block that has just read them
-template <class S, int AHEAD>
-__device__ __forceinline__ void mix_piece(const Mix& m, int tensor, int64_t begin, int count) {
+template <class S> __device__ __forceinline__ void mix_piece(const Mix& m, int tensor, int64_t begin, int count) {
   for (int e = int(threadIdx.x); e < count; e += int(blockDim.x))
-    for (int output = 0; output < m.outputs; ++output) mix_elements<S, 1, 1, AHEAD>(m, tensor, begin + e, output);
+    for (int output = 0; output < m.outputs; ++output) mix_elements<S, 1, 1, 4>(m, tensor, begin + e, output);
 }
 
 }  // namespace gpu

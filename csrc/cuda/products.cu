@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply_item(const Products& p, const Shape& s,
         for (int e = 0; e < slice_elements<C> && begin_of_slice + e < left; e += 32 * Pack<C>::size)
           on_diagonal ? multiply<true>(a + e, b + e, stage.stride, sum)
                       : multiply<false>(a + e, b + e, stage.stride, sum);
-      if (FUSED && pair.number == 0) mix_piece<S, 4>(m, tensor, begin + at, left);
+      if (FUSED && pair.number == 0) mix_piece<S>(m, tensor, begin + at, left);
     }
     if (active) fold(sum, total);
   });

@@ -95,7 +95,7 @@ template <class C> struct Stage {
       const int e = column * V;
       auto read = [&](int64_t address) {
         const S* p = reinterpret_cast<const S*>(address) + at + e;
-        if (!WHOLE) return load(p, left - e, false);
+        if (!WHOLE) return load_some(p, left - e);
         Vector<S> v;
         v.raw = *reinterpret_cast<const uint4*>(p);
         return v;

@@ -111,8 +111,8 @@ class Kernels:
         return result
 
     def _rows(self, table: Table, address: np.ndarray) -> Uploaded:
-        memory = plan.upload(table.device, address, plan.aligned(address), table.layout.numel)
-        address_, aligned, _ = (x.data_ptr() for x in memory)
+        memory = plan.upload(table.device, address, plan.aligned(address))
+        address_, aligned = (x.data_ptr() for x in memory)
         return Uploaded(self.native.Rows(address=address_, aligned=aligned, rows=address.shape[1]), memory)
 
     def _mix(self, table, rows: Uploaded, address: np.ndarray, weights, row, out) -> Uploaded:

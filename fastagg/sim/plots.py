@@ -24,10 +24,10 @@ except ImportError as error:
         f"a report needs matplotlib, which cannot be imported here ({error}): pip install fastagg[sim]"
     ) from error
 
+from fastagg.sim.report import AVERAGED, Run
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from fastagg.sim.report import Run
 
 INK = "#1f2328"  # text and axes: the report's HTML replaces it by the colour of its own text
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -40,7 +40,6 @@ STYLE = {
     "grid.color": INK, "axes.axisbelow": True,
 }  # fmt: skip
 WIDTH = 9.2  # inches
-LAST = 5  # rounds whose mean is the end of a curve
 
 Groups = dict[str, list["Run"]]
 
@@ -78,7 +77,7 @@ def figures(groups: Groups, measure: str) -> Iterator[Drawn]:
     several = any(len(runs) > 1 for runs in groups.values())
     band = " Lines are means over seeds, bands reach from the lowest to the highest seed." if several else ""
     tested = "test set" if measure == "accuracy" else "each client's model on that client's own test share, averaged"
-    dots = f" Right: the mean of the last {LAST} rounds" + (", one dot per seed." if several else ".")
+    dots = f" Right: the mean of the last {AVERAGED} rounds" + (", one dot per seed." if several else ".")
     dots = dots if len(groups) > 1 else ""
     if figure := accuracy(groups, measure):
         words = f"Higher and earlier is better ({tested}; round 0 is the untrained model).{band}{dots}"
@@ -134,7 +133,8 @@ def accuracy(groups: Groups, measure: str = "accuracy") -> Figure | None:
     _lines(axes, groups, value)
     axes.set(ylabel=f"{name} (%)")
     seeds = {
-        label: [mean(last) for run in runs if (last := _finite(run, value)[-LAST:])] for label, runs in groups.items()
+        label: [mean(last) for run in runs if (last := _finite(run, value)[-AVERAGED:])]
+        for label, runs in groups.items()
     }
     order = sorted(groups, key=lambda label: mean(seeds[label]) if seeds[label] else -1)
     known = [x for values in seeds.values() for x in values]
@@ -149,7 +149,7 @@ def accuracy(groups: Groups, measure: str = "accuracy") -> Figure | None:
     ends.tick_params(axis="y", length=0)
     ends.spines.left.set_visible(False)
     ends.grid(axis="y", visible=False)
-    ends.set(xlabel=f"mean of the last {LAST} rounds (%)", ylim=(-0.6, len(order) - 0.4))
+    ends.set(xlabel=f"mean of the last {AVERAGED} rounds (%)", ylim=(-0.6, len(order) - 0.4))
     ends.set_xlim(left=left)
     return figure
 

@@ -18,12 +18,12 @@ import torch
 import fastagg
 from fastagg.sim import checkpoint, config, data, models, partition
 from fastagg.sim.config import Config
+from fastagg.sim.report import AVERAGED
 from fastagg.sim.train import Job, Trainer, Update, outcomes
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
 SELECTION, DROPOUT, STRAGGLING, BATCHES = range(4)
-AVERAGED = 5  # rounds at the end whose mean is a run's accuracy
 
 
 class Simulation:
