@@ -47,16 +47,34 @@ Gram gram_of(const Table& t, const Array<int64_t>& center, const Array<int32_t>&
   return {layer.data(), per_layer ? out.shape(0) : layers, per_layer, out.mutable_data()};
 }
 
-Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& row, const Array<int64_t>& out) {
+Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& row, const Array<int64_t>& out,
+           Array<uint8_t>& not_finite) {
   require(weights.ndim() == 3 && weights.shape(2) == t.clients, "weights must be [rows, M, K]");
   require(row.size() == t.tensors, "row must be [T]");
   for (int64_t i = 0; i < t.tensors; ++i)
     require(row.data()[i] >= 0 && row.data()[i] < weights.shape(0), "row out of range");
   require(out.ndim() == 2 && out.shape(0) == weights.shape(1) && out.shape(1) == t.tensors, "out must be [M, T]");
-  return {weights.data(), row.data(), weights.shape(1), reinterpret_cast<void* const*>(out.data())};
+  require(not_finite.size() == t.tensors, "not_finite must be [T]");
+  return {weights.data(), row.data(), weights.shape(1), reinterpret_cast<void* const*>(out.data()),
+          not_finite.mutable_data()};
 }
 
 int at_least_one(int threads) { return std::max(threads, 1); }
+
+// work() without the GIL. Ctrl-C is noticed while it runs: Python's own handler only takes note of the signal, and on
+// the main thread that note is looked at here.
+bool signalled() {
+  py::gil_scoped_acquire acquire;
+  return PyErr_CheckSignals() != 0;  // a handler raised: the error stays set on this thread
+}
+template <class Work> auto without_gil(const Work& work) {
+  try {
+    py::gil_scoped_release release;
+    return work();
+  } catch (const Interrupted&) {
+    throw py::error_already_set();
+  }
+}
 
 }  // namespace
 
@@ -65,39 +83,38 @@ PYBIND11_MODULE(_cpu, m) {
   using A64 = const Array<int64_t>&;
   using A32 = const Array<int32_t>&;
 #define ARG(name) py::arg(#name).noconvert()
+  interrupted = &signalled;
 
   m.def(
       "gram",
       [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> out, int threads) {
         Table t = table_of(client, numel, dtype, center.data());
         Gram g = gram_of(t, center, layer, per_layer, out);
-        py::gil_scoped_release release;
-        gram(t, g, at_least_one(threads));
+        without_gil([&] { gram(t, g, at_least_one(threads)); });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(out), ARG(threads));
 
   m.def(
       "mix",
-      [](A64 client, A64 numel, A32 dtype, const Array<double>& weights, A32 row, A64 out, int threads) {
+      [](A64 client, A64 numel, A32 dtype, const Array<double>& weights, A32 row, A64 out, Array<uint8_t> not_finite,
+         int threads) {
         Table t = table_of(client, numel, dtype, nullptr);
-        Mix x = mix_of(t, weights, row, out);
-        py::gil_scoped_release release;
-        mix(t, x, at_least_one(threads));
+        Mix x = mix_of(t, weights, row, out, not_finite);
+        without_gil([&] { mix(t, x, at_least_one(threads)); });
       },
-      ARG(client), ARG(numel), ARG(dtype), ARG(weights), ARG(row), ARG(out), ARG(threads));
+      ARG(client), ARG(numel), ARG(dtype), ARG(weights), ARG(row), ARG(out), ARG(not_finite), ARG(threads));
 
   m.def(
       "gram_mix",
       [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> gram_out,
-         const Array<double>& weights, A32 row, A64 out, int threads) {
+         const Array<double>& weights, A32 row, A64 out, Array<uint8_t> not_finite, int threads) {
         Table t = table_of(client, numel, dtype, center.data());
         Gram g = gram_of(t, center, layer, per_layer, gram_out);
-        Mix x = mix_of(t, weights, row, out);
-        py::gil_scoped_release release;
-        gram_mix(t, g, x, at_least_one(threads));
+        Mix x = mix_of(t, weights, row, out, not_finite);
+        without_gil([&] { gram_mix(t, g, x, at_least_one(threads)); });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(gram_out), ARG(weights),
-      ARG(row), ARG(out), ARG(threads));
+      ARG(row), ARG(out), ARG(not_finite), ARG(threads));
 
   m.def(
       "dots",
@@ -110,9 +127,10 @@ PYBIND11_MODULE(_cpu, m) {
         for (int64_t i = 0; i < t.tensors; ++i)
           require(row.data()[i] >= 0 && row.data()[i] < out.shape(0), "row out of range");
         double* to = out.mutable_data();
-        py::gil_scoped_release release;
-        dots(t, reinterpret_cast<const void* const*>(left.data()), row.data(), out.shape(0), left.shape(0), to,
-             at_least_one(threads));
+        without_gil([&] {
+          dots(t, reinterpret_cast<const void* const*>(left.data()), row.data(), out.shape(0), left.shape(0), to,
+               at_least_one(threads));
+        });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(left), ARG(row), ARG(out), ARG(threads));
 
@@ -120,14 +138,12 @@ PYBIND11_MODULE(_cpu, m) {
       "read_all",
       [](A64 client, A64 numel, A32 dtype, int threads) {
         Table t = table_of(client, numel, dtype, nullptr);
-        py::gil_scoped_release release;
-        return read_all(t, at_least_one(threads));
+        return without_gil([&] { return read_all(t, at_least_one(threads)); });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(threads));
 
   m.def("fma_peak", [](int64_t iterations, int threads) {
-    py::gil_scoped_release release;
-    return fma_peak(iterations, at_least_one(threads));
+    return without_gil([&] { return fma_peak(iterations, at_least_one(threads)); });
   });
 
   m.def("simd_level", &simd_level);

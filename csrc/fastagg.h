@@ -32,12 +32,14 @@ struct Gram {
 };
 
 // out[m][t] = sum_k weights[row[t]][m][k] * client[t][k], accumulated wide and rounded once to the tensor's dtype.
-// Integer tensors get the maximum over the clients instead.
+// Integer tensors get the maximum over the clients instead. A client's NaN or infinity shows in the outputs whatever
+// its weight (0 * NaN is NaN), so looking at these on their way to memory finds it for a K-th of the work.
 struct Mix {
   const double* weights;  // [rows, M, K]
   const int32_t* row;     // [T]
   int64_t outputs;        // M
   void* const* out;       // [M, T]
+  uint8_t* not_finite;    // [T] set to 1 where an output of that tensor has a NaN or an infinity; null: not wanted
 };
 
 void gram(const Table&, const Gram&, int threads);
@@ -53,6 +55,11 @@ uint64_t read_all(const Table&, int threads);
 
 // Multiply-adds on registers alone, as fast as this code can: returns the number of float32 flops done.
 double fma_peak(int64_t iterations, int threads);
+
+// Called every 0.1 s or so, on the thread that called one of the above; true makes that call stop and throw
+// Interrupted, its outputs half written. Null, as it is at first: nobody asks.
+extern bool (*interrupted)();
+struct Interrupted {};
 
 const char* simd_level();          // the level in use
 const char* simd_best();           // the highest level this CPU has

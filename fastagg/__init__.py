@@ -9,6 +9,7 @@ from fastagg import ops as _ops  # noqa: F401  registers torch.ops.fastagg
 from fastagg.backends import set_backend
 from fastagg.core import client_vectors, gram, gram_mix, mix
 from fastagg.diagnostics import diagnostics
+from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
 from fastagg.info import info
 from fastagg.methods.centred_clipping import CentredClipping, centred_clipping
@@ -63,6 +64,7 @@ __all__ = [
     "InputError",
     "Krum",
     "MultiKrum",
+    "NonFiniteError",
     "Result",
     "Results",
     "SimAgg",

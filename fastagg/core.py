@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import backends
+from fastagg import backends, finite
 from fastagg import table as tables
 from fastagg.gram import Gram
 from fastagg.result import Result, allocate, check_out, finish, list_of
@@ -35,18 +35,22 @@ def gram(
 
 def mix(
     client_sds: Sequence[StateDict], weights: Any, *, layerwise: bool = False, layers: Layers = None, out: Out = None,
-    backend: str | None = None,
+    on_nonfinite: str = "raise", backend: str | None = None,
 ) -> Result | list[Result]:  # fmt: skip
     """Weighted sums of the client models, in one read of them.
 
-    weights     [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
-                A tensor that requires grad gives a result that can be differentiated in it. Weights on a GPU are
-                used as they are: nobody waits for the device to see whether they are finite.
-    layerwise   weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
-    out         a former result (or list of them), written in place; must not overlap an input. When a method raises
-                because a client is not finite, out may have been written already.
+    weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
+                  A tensor that requires grad gives a result that can be differentiated in it. Weights on a GPU are
+                  used as they are: nobody waits for the device to see whether they are finite.
+    layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
+    out           a former result (or list of them), written in place; must not overlap an input. When this, or a
+                  method, raises because a client is not finite, out may have been written already.
+    on_nonfinite  "raise": a client with a NaN or an infinity is named in a NonFiniteError, whatever its weight.
+                  "pass": the result has what came out, and nobody waits for a GPU to see it. Where weights require
+                  grad it is always so.
     Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
     """
+    check = _checks(on_nonfinite)
     table = tables.build(None, client_sds, layers=layers)
     weights, several = _mix_weights(table, weights, layerwise)
     row = rows(table, layerwise)
@@ -58,22 +62,26 @@ def mix(
         flat = torch.ops.fastagg.mix([t for client in table.clients for t in client], weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
-        results = mix_of(table, weights, row, out, backend=backend)
+        results = mix_of(table, weights, row, out, backend=backend, check=check)
     _describe(results, table, weights, layerwise)
     return results if several else results[0]
 
 
 def gram_mix(
     global_sd: StateDict, client_sds: Sequence[StateDict], weights: Any, *, layerwise: bool = False,
-    params: Params = None, layers: Layers = None, out: Out = None, backend: str | None = None,
+    params: Params = None, layers: Layers = None, out: Out = None, on_nonfinite: str = "raise",
+    backend: str | None = None,
 ) -> tuple[Gram, Result | list[Result]]:  # fmt: skip
     """Gram and weighted sum in the same read of the clients, for weights that are known beforehand.
 
     Arguments as in gram and mix; with layerwise=True both are per layer.
     """
+    check = _checks(on_nonfinite)
     table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
     weights, several = _mix_weights(table, weights, layerwise)
-    matrix, results = gram_mix_of(table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend)
+    matrix, results = gram_mix_of(
+        table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend, check=check
+    )
     _describe(results, table, weights, layerwise, matrix)
     return matrix, results if several else results[0]
 
@@ -100,43 +108,61 @@ def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
     return _gram(table, layerwise, matrix)
 
 
-def mix_of(table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None) -> list[Result]:
-    """weights [S, M, K] float64; row [T] says which of the S each tensor takes."""
+def mix_of(
+    table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None, check: bool = False,
+    asked: Table | None = None,
+) -> list[Result]:  # fmt: skip
+    """weights [S, M, K] float64; row [T] says which of the S each tensor takes.
+
+    check   raise where a client is not finite; asked is the table whose clients are looked at then, if another
+    """
     tensors, outs = _outputs(table, weights.shape[1], out)
-    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors)
+    kernels, marks = backends.choose(table.device, backend), _marks(table, check)
+    kernels.mix(table, _tensor(weights), row, tensors, **_marking(kernels, marks))
+    _check(kernels, asked or table, tensors, marks)
     return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
 def gram_mix_of(
-    table: Table, layerwise: bool, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None
-) -> tuple[Gram, list[Result]]:
+    table: Table, layerwise: bool, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None,
+    check: bool = False,
+) -> tuple[Gram, list[Result]]:  # fmt: skip
     layout = table.layout
     tensors, outs = _outputs(table, weights.shape[1], out)
-    matrix = backends.choose(table.device, backend).gram_mix(
-        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors
-    )
+    kernels, marks = backends.choose(table.device, backend), _marks(table, check)
+    matrix = kernels.gram_mix(
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors,
+        **_marking(kernels, marks),
+    )  # fmt: skip
+    _check(kernels, table, tensors, marks)
     return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def _marks(table: Table, check: bool) -> np.ndarray | None:
+    return np.zeros(table.T, np.uint8) if check else None
+
+
+def _marking(kernels, marks: np.ndarray | None) -> dict[str, np.ndarray]:
+    return {"not_finite": marks} if marks is not None and hasattr(kernels, "SEES_NOT_FINITE") else {}
+
+
+def _check(kernels, table: Table, outputs: list[list[torch.Tensor]], marks: np.ndarray | None) -> None:
+    if marks is None:
+        return
+    if not hasattr(kernels, "SEES_NOT_FINITE"):
+        finite.mark(outputs, marks)
+    finite.check_outputs(table, marks)
+
+
+def _checks(on_nonfinite: str) -> bool:
+    if on_nonfinite not in ("raise", "pass"):
+        raise InputError(f"on_nonfinite={on_nonfinite!r}; expected 'raise' or 'pass'")
+    return on_nonfinite == "raise"
 
 
 def _tensor(weights) -> torch.Tensor:
     """An array as a tensor where it is: torch.as_tensor would move it to torch's default device"""
     return weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.asarray(weights))
-
-
-def check_finite(table: Table, gram: Gram) -> None:
-    """Raises, naming client and key, when a model is not finite: seen on the Gram's diagonal, so it costs nothing."""
-    diagonal = np.einsum("...kk->...k", gram.matrix.cpu().numpy())  # [K+1] or [L, K+1]
-    good = np.isfinite(diagonal)
-    if good.all():
-        return
-    bad = ~good.reshape(-1, table.K + 1).all(0)
-    first = int(bad.argmax())  # row 0 is the global model
-    tensors = table.center if bad[0] else table.clients[first - 1]
-    who = "the global model" if bad[0] else tables.client_name(first - 1, table.client_ids)
-    for t in np.flatnonzero(table.layout.gram_layer >= 0):
-        if not torch.isfinite(tensors[t]).all():
-            raise InputError(f"{who}: key {table.layout.keys[t]!r} has values that are not finite (NaN or infinity)")
-    raise InputError(f"{who}: its distance to the global model is too large for float64")
 
 
 def rows(table: Table, layerwise: bool) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Result(dict):
     layers    names of the L layers when weights differ by layer, else None
     gram      the Gram, where the method computed one, else None
     logits    the state an optimising method carries to its next round, else None
+    dropped   ids of clients that were left out because they were not finite (on_nonfinite="drop"); their weights are 0
 
     Pickling (torch.save, multiprocessing) keeps the tensors only, as a plain OrderedDict, so that
     `torch.load(..., weights_only=True)` reads the file back without knowing of fastagg.
@@ -32,6 +33,7 @@ class Result(dict):
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     logits: torch.Tensor | None = None
+    dropped: Sequence[Any] = ()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return OrderedDict, (), None, None, iter(self.items())
@@ -59,12 +61,15 @@ class Results(list):
     layers     names of the L layers when mixing differs by layer, else None
     gram       the Gram, where the method computed one, else None
     clusters   for methods that group clients: a list of lists of client ids, model m is that of clusters[m]
+    dropped    ids of clients that were left out because they were not finite; where there is a model per client, theirs
+               is None
     """
 
     mixing: torch.Tensor | None = None
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     clusters: list[list[Any]] | None = None
+    dropped: Sequence[Any] = ()
 
 
 def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:

@@ -90,10 +90,28 @@ class Table:
     metadata: Any = None  # state_dict()'s _metadata, handed on to results
     copied: list[tuple[int, int]] = field(default_factory=list)  # [first byte, past the last) of what had to be copied
     client_ids: Sequence[Any] | None = None  # for messages
+    positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
 
     @property
     def K(self) -> int:
         return len(self.clients)
+
+    def name(self, k: int) -> str:
+        """A client in the caller's words"""
+        return client_name(k if self.positions is None else self.positions[k], self.client_ids)
+
+    def part(self, order: Sequence[int]) -> Table:
+        """Some of the clients, in this order. Those left out still count as inputs, which must not be written."""
+        left = np.setdiff1d(np.arange(self.K), order)
+        start = self.client_address[:, left]
+        extents = np.stack([start, start + self.layout.bytes[:, None]], -1).reshape(-1, 2).tolist()
+        return replace(
+            self,
+            clients=[self.clients[k] for k in order],
+            client_address=np.ascontiguousarray(self.client_address[:, order]),
+            copied=[*self.copied, *map(tuple, extents)],
+            positions=[k if self.positions is None else self.positions[k] for k in order],
+        )
 
     def with_center_as_client(self) -> Table:
         """The same table with the global model as one more client, the last."""

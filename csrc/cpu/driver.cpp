@@ -6,6 +6,9 @@
 #include "work.h"
 
 namespace fastagg {
+
+bool (*interrupted)() = nullptr;
+
 namespace {
 
 constexpr int group_rows = 128;                 // rows multiplied at once: their packed blocks stay in L2
@@ -100,7 +103,7 @@ void mix_chunk(const Table& t, const Mix& m, bool streaming, int64_t tensor, int
     case U8:
       return maximum<uint8_t>(p);
     default:
-      return kernels().mix(p);
+      if (!kernels().mix(p) && m.not_finite) __atomic_store_n(m.not_finite + tensor, uint8_t(1), __ATOMIC_RELAXED);
   }
 }
 

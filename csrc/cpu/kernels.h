@@ -40,7 +40,7 @@ struct MixChunk {
 struct Kernels {
   const char* name;
   void (*row_products)(const RowProducts&);
-  void (*mix)(const MixChunk&);
+  bool (*mix)(const MixChunk&);  // whether all that was stored is finite
   uint64_t (*read)(const void* p, size_t bytes);
   double (*fma_peak)(int64_t iterations);
 };

@@ -1,11 +1,29 @@
 // Weighted sums. Included by kernels-inl.h inside the level's namespace.
 
-// `lanes` elements of type S as accumulators: one float32 vector, or two float64 ones
+// Lanes whose magnitude is below the limit: all ones. Not NaN's.
+inline VU below(VF v, float limit) { return (VU)(bits<VF>(bits<VU>(v) & 0x7fffffffu) < VF{} + limit); }
+inline VU below(VD v, double limit) {
+  typedef uint64_t VL __attribute__((vector_size(vector_bytes)));
+  return (VU)(bits<VD>(bits<VL>(v) & 0x7fffffffffffffffull) < VD{} + limit);
+}
+inline bool all(VU mask) {
+  uint32_t both = ~0u;
+  for (int i = 0; i < lanes; ++i) both &= mask[i];
+  return both == ~0u;
+}
+constexpr float overflow(bf16) { return 0x1.ffp127f; }  // what is this large is rounded to infinity
+constexpr float overflow(f16) { return 65520.0f; }
+
+// `lanes` elements of type S as accumulators: one float32 vector, or two float64 ones. store() says what is finite of
+// what it wrote, as a mask.
 template <class S> struct Mixing {  // 16-bit floats
   using A = VF;
   static constexpr int parts = 1;
   static void load(const S* p, A* v) { v[0] = load_float(p); }
-  static void store(S* p, const A* v, bool) { store_float(p, v[0]); }
+  static VU store(S* p, const A* v, bool) {
+    store_float(p, v[0]);
+    return below(v[0], overflow(S{}));
+  }
   static A broadcast(double w) { return A{} + float(w); }
 };
 template <> struct Mixing<float> {
@@ -15,12 +33,13 @@ template <> struct Mixing<float> {
     v[0] = widen(load_raw<HalfVF>(p));
     v[1] = widen(load_raw<HalfVF>(p + lanes / 2));
   }
-  static void store(float* p, const A* v, bool stream) {
+  static VU store(float* p, const A* v, bool stream) {
     HalfVF lo = __builtin_convertvector(v[0], HalfVF), hi = __builtin_convertvector(v[1], HalfVF);
     VF both;
     __builtin_memcpy(&both, &lo, sizeof lo);
     __builtin_memcpy((char*)&both + sizeof lo, &hi, sizeof hi);
     stream ? store_stream(p, both) : store_raw(p, both);
+    return below(both, __builtin_inff());
   }
   static A broadcast(double w) { return A{} + w; }
 };
@@ -28,14 +47,15 @@ template <> struct Mixing<double> {
   using A = VD;
   static constexpr int parts = 2;
   static void load(const double* p, A* v) { v[0] = load_raw<VD>(p), v[1] = load_raw<VD>(p + lanes / 2); }
-  static void store(double* p, const A* v, bool stream) {
+  static VU store(double* p, const A* v, bool stream) {
     for (int i = 0; i < 2; ++i) stream ? store_stream(p + i * (lanes / 2), v[i]) : store_raw(p + i * (lanes / 2), v[i]);
+    return below(v[0], __builtin_inf()) & below(v[1], __builtin_inf());
   }
   static A broadcast(double w) { return A{} + w; }
 };
 
 // MB outputs, EV * lanes elements from `at`: every client is added in order, by fused multiply-add
-template <class S, int MB, int EV> inline void mix_step(const MixChunk& p, int64_t m, int64_t at, bool stream) {
+template <class S, int MB, int EV> inline VU mix_step(const MixChunk& p, int64_t m, int64_t at, bool stream) {
   using X = Mixing<S>;
   constexpr int P = X::parts;
   typename X::A acc[MB][EV * P] = {};
@@ -52,10 +72,12 @@ template <class S, int MB, int EV> inline void mix_step(const MixChunk& p, int64
       });
     });
   }
+  VU finite = ~VU{};
   unroll<MB * EV>([&](auto i) INLINE_LAMBDA {
     constexpr int b = i / EV, v = i % EV;
-    X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
+    finite &= X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
   });
+  return finite;
 }
 
 // acc[0..n) += (or =, FIRST) the elements from `at` of NK clients from k on; n is a multiple of lanes
@@ -91,18 +113,21 @@ int64_t mix_groups(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename
 
 // One output. Clients are read 8 KB at a time, eight at once: as many streams as the hardware prefetcher keeps up with.
 // Four at once take 8 % longer, all of K = 20 side by side twice as long (Zen 3).
-template <class S> void mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
+template <class S> VU mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
   using X = Mixing<S>;
   typename X::A acc[stretch<S> / lanes * X::parts];
   int64_t k = mix_groups<S, 8>(p, 0, at, n, acc);
   k = mix_groups<S, 4>(p, k, at, n, acc);
   mix_groups<S, 1>(p, k, at, n, acc);
   S* out = (S*)p.out[0] + at;
-  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) X::store(out + e, acc + v, stream);
+  VU finite = ~VU{};
+  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) finite &= X::store(out + e, acc + v, stream);
+  return finite;
 }
 
-template <class S> void mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
+template <class S> VU mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
   using X = Mixing<S>;
+  VU finite = ~VU{};
   for (int64_t m = 0; m < p.outputs; ++m) {
     typename X::A acc[X::parts] = {}, x[X::parts];
     S padded[lanes] = {};
@@ -111,35 +136,38 @@ template <class S> void mix_tail(const MixChunk& p, int64_t at, int64_t n) {  //
       X::load(padded, x);
       for (int v = 0; v < X::parts; ++v) acc[v] = fma(x[v], X::broadcast(p.weights[m * p.clients + k]), acc[v]);
     }
-    X::store(padded, acc, false);
+    finite &= X::store(padded, acc, false);
     __builtin_memcpy((S*)p.out[m * p.out_stride] + at, padded, sizeof(S) * n);
   }
+  return finite;
 }
 
-template <class S> void mix(const MixChunk& p) {
+template <class S> bool mix(const MixChunk& p) {
   constexpr int EV = Mixing<S>::parts == 1 ? 2 : 1;  // four outputs at a time: 8 accumulators
   int64_t end = p.begin + p.count;
   bool stream = p.streaming;
   for (int64_t m = 0; m < p.outputs && stream; ++m)
     stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
   int64_t at = p.begin;
+  VU finite = ~VU{};
   while (at + lanes <= end) {  // several outputs: a stretch of every client stays in cache for all of them
     int64_t stop = at + least(stretch<S>, (end - at) / lanes * lanes), m = 0;
-    if (p.outputs == 1) mix_one<S>(p, at, stop - at, stream), m = 1;
+    if (p.outputs == 1) finite &= mix_one<S>(p, at, stop - at, stream), m = 1;
     for (; m + 4 <= p.outputs; m += 4) {
       int64_t e = at;
-      for (; e + EV * lanes <= stop; e += EV * lanes) mix_step<S, 4, EV>(p, m, e, stream);
-      for (; e < stop; e += lanes) mix_step<S, 4, 1>(p, m, e, stream);
+      for (; e + EV * lanes <= stop; e += EV * lanes) finite &= mix_step<S, 4, EV>(p, m, e, stream);
+      for (; e < stop; e += lanes) finite &= mix_step<S, 4, 1>(p, m, e, stream);
     }
     for (; m < p.outputs; ++m)
-      for (int64_t e = at; e < stop; e += lanes) mix_step<S, 1, 1>(p, m, e, stream);
+      for (int64_t e = at; e < stop; e += lanes) finite &= mix_step<S, 1, 1>(p, m, e, stream);
     at = stop;
   }
-  if (at < end) mix_tail<S>(p, at, end - at);
+  if (at < end) finite &= mix_tail<S>(p, at, end - at);
   if (stream) stream_fence();
+  return all(finite);
 }
 
-void mix_any(const MixChunk& p) {
+bool mix_any(const MixChunk& p) {
   switch (p.dtype) {
     case F32:
       return mix<float>(p);

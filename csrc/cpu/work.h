@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include "../fastagg.h"
@@ -59,16 +61,46 @@ class DefaultFloatEnvironment {
 #endif
 };
 
-// work(item, worker) for item in [0, items), on several threads; worker numbers the threads from 0
-template <class Work> void for_each_item(int64_t items, int threads, const Work& work) {
+// Whether a call was told to stop. The thread that called asks `interrupted`, between two items.
+class Stop {
+ public:
+  explicit operator bool() const { return stop_.load(std::memory_order_relaxed); }
+  bool asked() {  // true the first time the answer is yes
+    if (!interrupted || std::this_thread::get_id() != caller_) return false;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(100)) return false;
+    last_ = now;
+    if (interrupted()) stop_ = true;
+    return stop_;
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread::id caller_ = std::this_thread::get_id();
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// work(item, worker) for item in [0, items), on several threads; worker numbers the threads from 0. wake() is called
+// once `stop` is set, for those that wait for others.
+template <class Work, class Wake>
+void for_each_item(int64_t items, int threads, const Work& work, Stop& stop, const Wake& wake) {
   std::atomic<int64_t> next{0};
   std::atomic<int> workers{0};
   threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, items)));
   parallel(threads, [&] {
     DefaultFloatEnvironment environment;
     int worker = workers++;
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) work(i, worker);
+    for (int64_t i; !stop && (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+      work(i, worker);
+      if (stop.asked()) wake();
+    }
   });
+  if (stop) throw Interrupted();
+}
+
+template <class Work> void for_each_item(int64_t items, int threads, const Work& work) {
+  Stop stop;
+  for_each_item(items, threads, work, stop, [] {});
 }
 
 struct Free {
@@ -95,11 +127,13 @@ void for_each_in_order(int64_t items, int threads, size_t slot_size, const Compu
   std::mutex mutex;
   std::condition_variable moved;
   int64_t committed = 0;
-  for_each_item(items, threads, [&](int64_t item, int worker) {
+  Stop stop;
+  auto one = [&](int64_t item, int worker) {
     double* slot = slots.get() + size_t(item % ring) * slot_size;
     {
       std::unique_lock<std::mutex> lock(mutex);
-      moved.wait(lock, [&] { return item - committed < ring; });
+      moved.wait(lock, [&] { return item - committed < ring || stop; });
+      if (stop) return;
     }
     std::memset(slot, 0, slot_size * sizeof(double));
     compute(item, slot, worker);
@@ -108,6 +142,10 @@ void for_each_in_order(int64_t items, int threads, size_t slot_size, const Compu
     if (item != committed) return;
     for (; committed < items && holds[committed % ring] == committed; ++committed)
       commit(committed, slots.get() + size_t(committed % ring) * slot_size);
+    moved.notify_all();
+  };
+  for_each_item(items, threads, one, stop, [&] {
+    std::lock_guard<std::mutex> lock(mutex);
     moved.notify_all();
   });
 }

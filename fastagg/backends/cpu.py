@@ -10,6 +10,8 @@ import torch
 from fastagg import _cpu
 from fastagg.table import Table
 
+SEES_NOT_FINITE = True  # mix and gram_mix mark, on the way, outputs that are not finite
+
 _level = os.environ.get("FASTAGG_SIMD")
 if _level and not _cpu.set_simd(_level):
     raise ValueError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
@@ -25,15 +27,18 @@ def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch
     return torch.from_numpy(out)
 
 
-def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]]) -> None:
-    _cpu.mix(*_inputs(table), _float64(weights), row, _addresses(out), torch.get_num_threads())
+def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]], not_finite=None) -> None:
+    """not_finite [T] uint8, if given, is set to 1 where an output of that tensor has a NaN or an infinity"""
+    marks = np.zeros(table.T, np.uint8) if not_finite is None else not_finite
+    _cpu.mix(*_inputs(table), _float64(weights), row, _addresses(out), marks, torch.get_num_threads())
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out) -> torch.Tensor:
+def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+    marks = np.zeros(table.T, np.uint8) if not_finite is None else not_finite
     result = np.empty((layers if per_layer else 1, table.K + 1, table.K + 1))
     _cpu.gram_mix(
         *_inputs(table), table.center_address, layer, per_layer, result,
-        _float64(weights), row, _addresses(out), torch.get_num_threads(),
+        _float64(weights), row, _addresses(out), marks, torch.get_num_threads(),
     )  # fmt: skip
     return torch.from_numpy(result)
 

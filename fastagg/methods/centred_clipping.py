@@ -46,6 +46,7 @@ class CentredClipping(Aggregator):
     weighted: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("centred_clipping", "tau", self.tau, 1e-100, float("inf"))
         check_integer("centred_clipping", "iterations", self.iterations, 1)
         check_flag("centred_clipping", "weighted", self.weighted)

@@ -61,6 +61,7 @@ class CFL(Aggregator):
     _cluster: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("cfl", "eps1", self.eps1, 0, float("inf"))
         check_number("cfl", "eps2", self.eps2, 0, float("inf"))
         check_integer("cfl", "min_size", self.min_size, 1)

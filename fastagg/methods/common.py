@@ -1,4 +1,4 @@
-"""What all methods share: a round's cohort, the base of every aggregator, and the list of them.
+"""What all methods share: the base of every aggregator, its checks, and the list of them.
 
 A method is a dataclass: its fields are its options, `weigh` turns a round's Gram into weights, and the base class does
 the rest (reading, checking, mixing, naming what is wrong). `function_of` makes the public function of it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -20,84 +21,49 @@ import torch
 from fastagg import core
 from fastagg import table as tables
 from fastagg.core import Layers, Params
+from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
-from fastagg.result import Result, Results
+from fastagg.methods.cohort import Cohort, by_id, pick, restore
+from fastagg.result import Result, Results, list_of
 from fastagg.table import InputError, StateDict, Table
 
-
-class Cohort:
-    """The clients of one round: their table, data shares and ids. The Gram is computed when first asked for."""
-
-    def __init__(self, table: Table, n: np.ndarray, ids: list[Any]) -> None:
-        self.table, self.n, self.ids = table, n, ids
-        self._grams: dict[bool, Gram] = {}
-
-    @property
-    def K(self) -> int:
-        return self.table.K
-
-    def gram(self, layerwise: bool = False) -> Gram:
-        """One read of the clients, the first time"""
-        if layerwise not in self._grams:
-            self._keep(core.gram_of(self.table, layerwise), layerwise)
-        return self._grams[layerwise]
-
-    def mix(
-        self, weights: np.ndarray, *, layerwise: bool = False, buffers: np.ndarray | None = None,
-        center: np.ndarray | float | None = None, out=None, with_gram: bool = False,
-    ) -> list[Result]:  # fmt: skip
-        """sum_k weights_k w_k + center g, in one read: M models for weights [M, K], or [L, M, K] with layerwise.
-
-        buffers    other weights for what is not a parameter (BatchNorm's statistics), in the same form
-        center     how much of the global model is added to each, [M] or [L, M]: zero for a mean of the clients
-        with_gram  the Gram in the same read, for weights that did not need it
-        """
-        table = self.table
-        w = np.atleast_2d(np.asarray(weights, dtype=np.float64))  # [.., M, K]
-        b = w if buffers is None else np.broadcast_to(np.asarray(buffers, dtype=np.float64), w.shape)
-        if center is not None:
-            table = table.with_center_as_client()
-            w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
-            b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
-            b = w if buffers is None else b
-        w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
-        row = core.rows(table, layerwise)
-        if b is not w and not np.array_equal(b, w):
-            is_buffer = (~table.layout.is_param).astype(np.int32)
-            w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
-        if not with_gram:
-            return core.mix_of(table, w, row, out)
-        gram, results = core.gram_mix_of(table, layerwise, w, row, out)
-        self._keep(gram, layerwise)
-        return results
-
-    def _keep(self, gram: Gram, layerwise: bool) -> None:
-        core.check_finite(self.table, gram)
-        self._grams[layerwise] = gram
+LOG = logging.getLogger("fastagg")
 
 
 @dataclass(kw_only=True, eq=False)
 class Aggregator:
     """A method with its options, and what it remembers from round to round.
 
-    params   names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
-    layers   function from a tensor's name to its layer's; default: the module it sits in
+    params         names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
+    layers         function from a tensor's name to its layer's; default: the module it sits in
+    on_nonfinite   clients with a NaN or an infinity: "raise" names them in a NonFiniteError; "drop" leaves them out, as
+                   if they had not been given, and lists their ids in the result's .dropped
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     gives: ClassVar[str] = "global"  # or "personalised": a model per client, or "clusters"
     round_info: ClassVar[tuple[str, ...]] = ()  # what aggregate() takes besides models and sizes
+    per_client: ClassVar[tuple[str, ...]] = ()  # of round_info, what has an entry for every client
+    client_axis: ClassVar[int] = 0  # and along which axis
     needs_global: ClassVar[bool] = True
 
     params: Params = None
     layers: Layers = None
+    on_nonfinite: str = "raise"
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "on_nonfinite", self.on_nonfinite, ("raise", "drop"))
 
     def aggregate(
         self, global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, client_ids=None, *, out=None,
         **round_info: Any,
     ) -> Result:  # fmt: skip
-        """One round: the new global model. client_ids names the clients over rounds (default: 0, 1, ...)."""
+        """One round: the new global model.
+
+        client_ids   strings or integers that name the clients over rounds (default: 0, 1, ...). With the same ids, the
+                     same clients in another order give the same bits.
+        """
         for unknown in round_info.keys() - set(self.round_info):
             raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
@@ -108,7 +74,44 @@ class Aggregator:
         if self.needs_global:
             core.need_global(global_sd)
         table = tables.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
-        return self.round(Cohort(table, data_shares(sizes, table.K), ids), out, **round_info)
+        amounts = check_sizes(sizes, table.K)
+        order, dropped = list(range(table.K)) if client_ids is None else by_id(ids), []
+        while True:
+            try:
+                result = self._round_of(order, table, amounts, ids, out, round_info)
+                break
+            except NonFiniteError as error:  # a round that raises leaves no trace: the next try starts where it did
+                if self.on_nonfinite == "raise":
+                    raise
+                LOG.warning("%s: %s; left out of this round", self.name, error)
+                dropped += error.clients
+                order = [k for k in order if k not in dropped]
+                if not order:
+                    raise InputError(f"no client is left, none of {table.K} is finite. {error}") from error
+        result = restore(result, order, table.K, self.gives == "personalised")
+        result.dropped = [ids[k] for k in sorted(dropped)]
+        if dropped:
+            self.complete(result, ids, round_info)
+        return result
+
+    def _round_of(self, order: list[int], table: Table, amounts, ids: list[Any], out, round_info: dict) -> Result:
+        """The round of some of the clients, in this order"""
+        K = table.K
+        info = {
+            name: pick(name, value, order, K, self.client_axis) if name in self.per_client else value
+            for name, value in round_info.items()
+        }
+        if order != list(range(K)):
+            table = table.part(order)
+            if out is not None and self.gives == "personalised":
+                outs = list_of(out)
+                if len(outs) != K:
+                    raise InputError(f"out: {len(outs)} state dicts given, {K} needed")
+                out = [outs[k] for k in order]
+        return self.round(Cohort(table, data_shares(amounts[order]), [ids[k] for k in order]), out, **info)
+
+    def complete(self, result: Result, ids: list[Any], round_info: dict[str, Any]) -> None:
+        """Called when clients were dropped, for what a result is to say of them"""
 
     def round(self, cohort: Cohort, out, **round_info: Any) -> Result:
         """The round of a method that has one set of weights; others override this."""
@@ -161,15 +164,16 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Result]:
     """Registers a method, and returns its function: name(global_sd, client_sds, sizes=None, *, out=None, options)."""
     REGISTRY[cls.name] = cls
 
-    def function(global_sd, client_sds, sizes=None, *, out=None, **options):
+    def function(global_sd, client_sds, sizes=None, *, client_ids=None, out=None, **options):
         info = {key: options.pop(key) for key in cls.round_info if key in options}
-        return make(cls, options, cls.round_info).aggregate(global_sd, client_sds, sizes, out=out, **info)
+        server = make(cls, options, cls.round_info)
+        return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **info)
 
     P = inspect.Parameter
     head = [P(name, P.POSITIONAL_OR_KEYWORD) for name in ("global_sd", "client_sds")]
     head.append(P("sizes", P.POSITIONAL_OR_KEYWORD, default=None))
     own = [P(f.name, P.KEYWORD_ONLY, default=f.default) for f in option_fields(cls)]
-    extra = [P(name, P.KEYWORD_ONLY, default=None) for name in (*cls.round_info, "out")]
+    extra = [P(name, P.KEYWORD_ONLY, default=None) for name in (*cls.round_info, "client_ids", "out")]
     function.__signature__ = inspect.Signature(head + own + extra)
     function.__name__ = function.__qualname__ = cls.name.replace("-", "_")
     function.__module__ = cls.__module__
@@ -215,16 +219,21 @@ def one_per_client(name: str, values: Any, K: int) -> np.ndarray:
     return numbers
 
 
-def data_shares(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndarray:
-    """n_k, the clients' shares of the data, summing to 1: [K]. None: equal shares."""
+def check_sizes(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndarray:
+    """How much data each client has: [K]. None: equally much."""
     if sizes is None:
-        return np.full(K, 1 / K)
+        return np.ones(K)
     n = one_per_client("sizes", sizes, K)
     for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):
         raise InputError(f"sizes: client {k} has size {n[k]}, expected a number >= 0")
-    if not n.any():
+    return n
+
+
+def data_shares(amounts: np.ndarray) -> np.ndarray:
+    """n_k, the clients' shares of the data, summing to 1: [K]"""
+    if not amounts.any():
         raise InputError("sizes sum to zero: no client has data")
-    return shares(n)
+    return shares(amounts)
 
 
 def shares(x: np.ndarray) -> np.ndarray:

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import core
+from fastagg import finite
 from fastagg import table as tables
 from fastagg.methods.common import (
     Aggregator,
     Cohort,
+    check_sizes,
     data_shares,
     describe_several,
     float64,
@@ -56,12 +57,14 @@ class CwFedAvg(Aggregator):
     paper = "Lee and Choi, cwFedAvg, Eq. 4 to 7"
     gives = "personalised"
     round_info = ("class_dist",)
+    per_client = ("class_dist",)
     needs_global = False
 
     head: str = "fc.weight"
     scope: str = "all"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option in ("head", "scope"):
             value = getattr(self, option)
             if not isinstance(value, str) or not value:
@@ -77,7 +80,7 @@ class CwFedAvg(Aggregator):
         A = P @ class_weights(P, cohort.n)  # [K, K]
         plain = np.broadcast_to(cohort.n, A.shape)
         row = (~personal).astype(np.int32)
-        results = core.mix_of(cohort.table, np.stack([A, plain]), row, out)
+        results = cohort.mix_rows(np.stack([A, plain]), row, out)
         return describe_several(results, cohort, A, class_dist=torch.from_numpy(P))
 
     def _in_scope(self, table: Table) -> np.ndarray:
@@ -105,7 +108,7 @@ def cwfedavg_class_models(
     Arguments as in cwfedavg, which needs none of these models. This takes the memory of C models.
     """
     table = tables.build(global_sd, client_sds)
-    cohort = Cohort(table, data_shares(sizes, table.K), list(range(table.K)))
+    cohort = Cohort(table, data_shares(check_sizes(sizes, table.K)), list(range(table.K)))
     P = class_shares(table, cohort.n, head, class_dist)
     Q = class_weights(P, cohort.n)
     return describe_several(cohort.mix(Q, out=out), cohort, Q, class_dist=torch.from_numpy(P))
@@ -148,8 +151,7 @@ def class_shares(table: Table, n: np.ndarray, head: str, class_dist: Any) -> np.
     if class_dist is None:
         t = head_index(table, head)
         P = np.stack([row_norms(client[t]) for client in table.clients])
-        for k in np.flatnonzero(~np.isfinite(P).all(1)):
-            raise InputError(f"{tables.client_name(k, table.client_ids)}: key {head!r} has values that are not finite")
+        finite.check_clients(table, np.flatnonzero(~np.isfinite(P).all(1)))
     else:
         P = float64(class_dist)
         if P.ndim != 2 or P.shape[0] != table.K or P.shape[1] == 0:

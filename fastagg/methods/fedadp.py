@@ -47,6 +47,7 @@ class FedAdp(Aggregator):
     _angles: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("fedadp", "alpha", self.alpha, 0, float("inf"), strict=True)
 
     def round(self, cohort: Cohort, out) -> Result:

@@ -41,6 +41,7 @@ class FedAMP(Aggregator):
     sigma: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option in ("alpha", "sigma"):
             if getattr(self, option) is not None:
                 check_number("fedamp", option, getattr(self, option), 0, float("inf"), strict=True)

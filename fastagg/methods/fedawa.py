@@ -66,6 +66,8 @@ class FedAWA(Aggregator):
     name = "fedawa"
     paper = "Shi et al., CVPR 2025"
     round_info = ("logits",)
+    per_client = ("logits",)
+    client_axis = -1
 
     variant: str = "released"
     steps: int = 1
@@ -78,6 +80,7 @@ class FedAWA(Aggregator):
     _layers: tuple[str, ...] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("fedawa", "variant", self.variant, VARIANTS)
         check_choice("fedawa", "optimizer", self.optimizer, ("adam", "sgd"))
         check_choice("fedawa", "reg", self.reg, ("cos", "euc", None))
@@ -111,6 +114,16 @@ class FedAWA(Aggregator):
             self._layers = layers
             after = torch.from_numpy(after)
         return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
+
+    def complete(self, result: Result, ids: list[Any], round_info: Mapping[str, Any]) -> None:
+        """A dropped client keeps the logit it came with; one that had none stands at the mean of the others"""
+        if result.logits is None:
+            return
+        given, logits = round_info.get("logits"), result.logits  # [K] or [L, K]
+        for k, name in enumerate(ids):
+            if name in result.dropped:
+                known = float64(given)[..., k] if given is not None else self._logits.get(name)
+                logits[..., k] = logits.nanmean(-1) if known is None else torch.as_tensor(known)
 
     def _start(self, cohort: Cohort, given) -> np.ndarray:
         """Logits to start from: those given, those remembered, or the method's first"""

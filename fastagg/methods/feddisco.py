@@ -47,6 +47,7 @@ class FedDisco(Aggregator):
     name = "feddisco"
     paper = "Ye et al., ICML 2023"
     round_info = ("label_dist",)
+    per_client = ("label_dist",)
     needs_global = False  # None is accepted; otherwise its form is checked
 
     a: float = 0.5
@@ -56,6 +57,7 @@ class FedDisco(Aggregator):
     normalize: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("feddisco", "a", self.a, 0, float("inf"))
         check_number("feddisco", "b", self.b, -float("inf"), float("inf"))
         check_choice("feddisco", "metric", self.metric, ("l2", "kl"))

@@ -80,6 +80,7 @@ class FedLAW(Aggregator):
     progress: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ValueError(f"fedlaw: model is a {type(self.model).__name__}, expected an nn.Module")
         check_choice("fedlaw", "mode", self.mode, ("both", "gws", "law"))
@@ -98,16 +99,17 @@ class FedLAW(Aggregator):
     def round(self, cohort: Cohort, out, proxy=None) -> Result:
         if self.model is None:
             raise ValueError("fedlaw: no model; the loss on proxy data needs the nn.Module, pass model=")
-        proxy = batches_of(proxy)
+        check_proxy(proxy)
         table = cohort.table
         if out is not None:
             check_out(table, out, 1)  # now, not after all epochs
         with torch.inference_mode(False), torch.enable_grad():
             [start] = cohort.mix(cohort.n[None], with_gram=True)
-            trainer = Trainer(self, table, start, proxy)
+            # only now: a client that is not finite showed, and an iterator can be read but once
+            trainer = Trainer(self, table, start, list(proxy) if isinstance(proxy, Iterator) else proxy)
             lam, gamma, losses = trainer.train(cohort.n)
         rows = (~trainer.is_param).astype(np.int32)
-        [result] = core.mix_of(table, np.stack([gamma * lam, lam])[:, None], rows, out)
+        [result] = cohort.mix_rows(np.stack([gamma * lam, lam])[:, None], rows, out)
         return describe(result, cohort, lam, cohort.gram(), gamma=gamma, losses=losses)
 
 
@@ -117,12 +119,14 @@ REGISTRY[FedLAW.name] = FedLAW
 def fedlaw(
     model: nn.Module, global_sd: StateDict, client_sds: Sequence[StateDict], proxy: Iterable, sizes=None, *,
     mode: str = "both", base: str = "exp", swa: bool = False, epochs: int = 100, lr: float = 0.01,
-    swa_lr: float = 0.05, loss: Loss | None = None, progress: bool | None = None, out: StateDict | None = None,
+    swa_lr: float = 0.05, loss: Loss | None = None, progress: bool | None = None, on_nonfinite: str = "raise",
+    client_ids: Sequence | None = None, out: StateDict | None = None,
 ) -> Result:  # fmt: skip
     server = FedLAW(
-        model=model, mode=mode, base=base, swa=swa, epochs=epochs, lr=lr, swa_lr=swa_lr, loss=loss, progress=progress
-    )
-    return server.aggregate(global_sd, client_sds, sizes, out=out, proxy=proxy)
+        model=model, mode=mode, base=base, swa=swa, epochs=epochs, lr=lr, swa_lr=swa_lr, loss=loss, progress=progress,
+        on_nonfinite=on_nonfinite,
+    )  # fmt: skip
+    return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, proxy=proxy)
 
 
 fedlaw.__doc__ = FedLAW.__doc__
@@ -272,15 +276,11 @@ def parameter_names(model: nn.Module, table: Table) -> set[str]:
     return names
 
 
-def batches_of(proxy: Any) -> Iterable:
-    """The proxy data as something that can be read once per epoch"""
+def check_proxy(proxy: Any) -> None:
     if proxy is None:
         raise InputError("fedlaw: no proxy data; pass proxy=, an iterable of (input, target) batches")
-    if isinstance(proxy, Iterator):
-        return list(proxy)
     if isinstance(proxy, Tensor) or not (hasattr(proxy, "__iter__") or hasattr(proxy, "__getitem__")):
         raise InputError(f"proxy is a {type(proxy).__name__}, expected an iterable of (input, target) batches")
-    return proxy
 
 
 def progress_bar(wanted: bool | None, epochs: int) -> Any:

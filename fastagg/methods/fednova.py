@@ -34,10 +34,12 @@ class FedNova(Aggregator):
     name = "fednova"
     paper = "Wang et al., NeurIPS 2020"
     round_info = ("local_steps",)
+    per_client = ("local_steps",)
 
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("fednova", "momentum", self.momentum, 0, 0.9999)  # the formula cancels as momentum comes near 1
 
     def round(self, cohort: Cohort, out, local_steps=None) -> Result:

@@ -25,7 +25,7 @@ import torch
 
 from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
 from fastagg.result import Result
-from fastagg.table import FLOATING, InputError, Table, as_tensor, client_name
+from fastagg.table import FLOATING, InputError, Table, as_tensor
 
 INFINITY = float("inf")
 
@@ -55,6 +55,8 @@ class ServerOptimiser(Aggregator):
             old = [self._start(moment, key, delta, dtype) for moment in self.moments]
             new, step, scale = self._step(delta.to(dtype), *old)
             torch.add(g.to(dtype), step, alpha=scale, out=delta)
+            if not torch.isfinite(delta).all():
+                raise InputError(f"{self.name}: the new value of key {key!r} is too large for {delta.dtype}")
             for moment, tensor in zip(self.moments, new, strict=True):
                 state[moment][key] = tensor
         self._state = state
@@ -88,12 +90,8 @@ class ServerOptimiser(Aggregator):
         largest = torch.finfo(_wide(delta.dtype)).max
         if max(-low, high) <= (largest**0.5 if "v" in self.moments else largest):
             return
-        key = table.layout.keys[t]
-        models = [(client_name(k, table.client_ids), client) for k, client in enumerate(table.clients)]
-        for who, tensors in [("the global model", table.center), *models]:
-            if not torch.isfinite(tensors[t]).all():
-                raise InputError(f"{who}: key {key!r} has values that are not finite (NaN or infinity)")
-        raise InputError(f"{self.name}: the mean update of key {key!r} is too large for {_wide(delta.dtype)}")
+        wide, key = _wide(delta.dtype), table.layout.keys[t]
+        raise InputError(f"{self.name}: the mean update of key {key!r} is too large for {wide}")
 
     def state_dict(self) -> dict[str, Any]:
         """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}."""
@@ -151,6 +149,7 @@ class FedAvgM(ServerOptimiser):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
         _check_decay(self.name, "momentum", self.momentum)
 
@@ -169,6 +168,7 @@ class _Adaptive(ServerOptimiser):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
         _check_decay(self.name, "beta1", self.beta1)
         _check_decay(self.name, "beta2", self.beta2)

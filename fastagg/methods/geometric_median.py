@@ -46,6 +46,7 @@ class GeometricMedian(Aggregator):
     nu: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer("geometric_median", "iterations", self.iterations, 0)
         check_number("geometric_median", "tolerance", self.tolerance, 0, 1)
         if self.nu is not None:

@@ -9,7 +9,7 @@ Clients that are not taken are not read again, so nothing of theirs (an infinite
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fastagg.methods.common import (
     describe,
     function_of,
 )
-from fastagg.result import Result, check_out
+from fastagg.result import Result
 from fastagg.table import InputError
 
 
@@ -41,15 +41,14 @@ class Krum(Aggregator):
     f: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer(self.name, "f", self.f, 0)
 
     def round(self, cohort: Cohort, out) -> Result:
         gram = cohort.gram()
         weights = self.weigh(gram, cohort.n)
-        if out is not None:
-            check_out(cohort.table, out, 1)  # here against every client, below against those taken
         taken = np.flatnonzero(weights)
-        [result] = _part(cohort, taken).mix(weights[None, taken], out=out)
+        [result] = cohort.part(taken).mix(weights[None, taken], out=out)
         return describe(result, cohort, weights, gram)
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
@@ -97,17 +96,6 @@ def scores(squares: np.ndarray, neighbours: int) -> np.ndarray:
     np.fill_diagonal(squares, np.inf)
     # not partitioned: summed in ascending order, clients at the same distances tie to the last bit
     return np.sort(squares, axis=1)[:, :neighbours].sum(1)
-
-
-def _part(cohort: Cohort, taken: np.ndarray) -> Cohort:
-    """Those clients of a cohort alone"""
-    table = replace(
-        cohort.table,
-        clients=[cohort.table.clients[k] for k in taken],
-        client_address=np.ascontiguousarray(cohort.table.client_address[:, taken]),
-        client_ids=None,
-    )
-    return Cohort(table, cohort.n[taken], [cohort.ids[k] for k in taken])
 
 
 def _first(s: np.ndarray, m: int) -> np.ndarray:

@@ -42,6 +42,7 @@ class LDAWA(Aggregator):
     layerwise: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_flag("ldawa", "normalize", self.normalize)
         check_flag("ldawa", "layerwise", self.layerwise)
 

@@ -38,6 +38,7 @@ class SimAgg(Aggregator):
     layerwise: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("simagg", "eps", self.eps, 0, float("inf"), strict=True)
         check_flag("simagg", "layerwise", self.layerwise)
 

@@ -32,11 +32,13 @@ class SimProx(Aggregator):
     name = "simprox"
     paper = "El-Niss et al., IEEE OJ-COMS 2024"
     round_info = ("lengths",)
+    per_client = ("lengths",)
 
     lam: float = 0.7
     tau: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("simprox", "lam", self.lam, 0, 1)
         check_number("simprox", "tau", self.tau, 0, 1, strict=True)
 

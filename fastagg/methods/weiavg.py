@@ -38,10 +38,12 @@ class WeiAvg(Aggregator):
     name = "weiavg"
     paper = "Dong et al., IEEE WF-IoT 2023"
     round_info = ("entropies",)
+    per_client = ("entropies",)
 
     lam: float = 1.0  # the text's "1e-4" must be the learning rate, which is missing there: it would be the plain mean
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("weiavg", "lam", self.lam, 0, float("inf"))
 
     def round(self, cohort: Cohort, out, entropies=None) -> Result:

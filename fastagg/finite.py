@@ -1,0 +1,98 @@
+"""Who sent values that are not finite: seen for free on a Gram's diagonal or in a mix, named by a second look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from fastagg.gram import Gram
+from fastagg.table import FLOATING, InputError, Table
+
+NAMED = 5  # keys, or clients, that a message lists before it counts the rest
+
+
+class NonFiniteError(InputError):
+    """Clients have values that are NaN or infinite. The message names them and the keys.
+
+    clients   their positions among the clients given
+    """
+
+    def __init__(self, message: str, clients: Sequence[int]) -> None:
+        super().__init__(message)
+        self.clients = list(clients)
+
+
+def check_gram(table: Table, gram: Gram) -> None:
+    """Raises when a model is not finite: neither is its square on the Gram's diagonal, so this costs nothing."""
+    diagonal = np.einsum("...kk->...k", gram.matrix.cpu().numpy())  # [K+1] or [L, K+1]
+    good = np.isfinite(diagonal)
+    if good.all():
+        return
+    bad = ~good.reshape(-1, table.K + 1).all(0)
+    if bad[0]:  # row 0 is the global model
+        raise InputError(_what(table, table.center, "the global model") or "the global model is too large for float64")
+    check_clients(table, np.flatnonzero(bad[1:]))
+
+
+def check_clients(table: Table, bad: Sequence[int]) -> None:
+    """Raises, naming them and their keys, when there are clients that are known not to be finite."""
+    if len(bad):
+        raise _error(table, bad)
+
+
+def check_outputs(table: Table, not_finite: np.ndarray) -> None:
+    """Raises when a mix marked tensors, not_finite [T], that came out with a NaN or an infinity."""
+    marked = np.flatnonzero(not_finite)
+    if not len(marked):
+        return
+    bad = [k for k, client in enumerate(table.clients) if _bad(client, marked)]
+    if bad:
+        raise _error(table, bad)
+    if table.center is not None and _bad(table.center, marked):
+        raise InputError(_what(table, table.center, "the global model"))
+    key, dtype = table.layout.keys[marked[0]], table.layout.dtypes[marked[0]]
+    raise InputError(
+        f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
+    )
+
+
+def mark(outputs: list[list[torch.Tensor]], not_finite: np.ndarray) -> None:
+    """What the native mix sees in passing, for other backends: another look at the outputs, [M][T]"""
+    for row in outputs:
+        used = [t for t, x in enumerate(row) if x.dtype in FLOATING and x.numel()]
+        if used:
+            largest = torch._foreach_norm([row[t].detach() for t in used], float("inf"))  # NaN where there is one
+            not_finite[used] |= (~torch.stack([x.float() for x in largest]).isfinite()).cpu().numpy()
+
+
+def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
+    clients = [int(k) for k in clients]
+    first = clients[0]
+    name = table.name(first)
+    message = _what(table, table.clients[first], name)
+    message = message or f"{name}: its distance to the global model is too large for float64"
+    if len(clients) > 1:
+        message += f"; so have {_listed([table.name(k) for k in clients[1:]])}"
+    return NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
+
+
+def _what(table: Table, tensors: list[torch.Tensor], name: str) -> str:
+    """The keys of a model that are not finite, in words; nothing if all are"""
+    keys = [repr(table.layout.keys[t]) for t in _bad(tensors, range(table.T))]
+    if not keys:
+        return ""
+    return (
+        f"{name}: {'key' if len(keys) == 1 else 'keys'} {_listed(keys)} {'has' if len(keys) == 1 else 'have'} values "
+        "that are not finite (NaN or infinity)"
+    )
+
+
+def _bad(tensors: list[torch.Tensor], some: Iterable[int]) -> list[int]:
+    return [t for t in some if tensors[t].dtype in FLOATING and not torch.isfinite(tensors[t]).all()]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

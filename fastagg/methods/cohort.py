@@ -1,0 +1,140 @@
+"""The clients of one round, as a method sees them: in the order of their ids, those left out that were not finite.
+
+A method never knows in which order the caller gave them, so the same clients in another order give the same bits;
+`restore` puts what it found back into the caller's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg import core, finite
+from fastagg.gram import Gram
+from fastagg.result import Result, Results
+from fastagg.table import InputError, Table
+
+
+class Cohort:
+    """The clients of one round: their table, data shares and ids. The Gram is computed when first asked for."""
+
+    def __init__(self, table: Table, n: np.ndarray, ids: list[Any]) -> None:
+        self.table, self.n, self.ids = table, n, ids
+        self._grams: dict[bool, Gram] = {}
+
+    @property
+    def K(self) -> int:
+        return self.table.K
+
+    def part(self, order: Sequence[int]) -> Cohort:
+        """Some of the clients, with the shares they have here"""
+        return Cohort(self.table.part(order), self.n[order], [self.ids[k] for k in order])
+
+    def gram(self, layerwise: bool = False) -> Gram:
+        """One read of the clients, the first time"""
+        if layerwise not in self._grams:
+            self._keep(core.gram_of(self.table, layerwise), layerwise)
+        return self._grams[layerwise]
+
+    def mix(
+        self, weights: np.ndarray, *, layerwise: bool = False, buffers: np.ndarray | None = None,
+        center: np.ndarray | float | None = None, out=None, with_gram: bool = False,
+    ) -> list[Result]:  # fmt: skip
+        """sum_k weights_k w_k + center g, in one read: M models for weights [M, K], or [L, M, K] with layerwise.
+
+        buffers    other weights for what is not a parameter (BatchNorm's statistics), in the same form
+        center     how much of the global model is added to each, [M] or [L, M]: zero for a mean of the clients
+        with_gram  the Gram in the same read, for weights that did not need it
+        """
+        table = self.table
+        w = np.atleast_2d(np.asarray(weights, dtype=np.float64))  # [.., M, K]
+        b = w if buffers is None else np.broadcast_to(np.asarray(buffers, dtype=np.float64), w.shape)
+        if center is not None:
+            table = table.with_center_as_client()
+            w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
+            b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
+            b = w if buffers is None else b
+        w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
+        row = core.rows(table, layerwise)
+        if b is not w and not np.array_equal(b, w):
+            is_buffer = (~table.layout.is_param).astype(np.int32)
+            w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
+        if not with_gram:
+            return core.mix_of(table, w, row, out, check=True, asked=self.table)
+        gram, results = core.gram_mix_of(table, layerwise, w, row, out, check=True)
+        self._keep(gram, layerwise)
+        return results
+
+    def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
+        """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
+        return core.mix_of(self.table, weights, row, out, check=True)
+
+    def _keep(self, gram: Gram, layerwise: bool) -> None:
+        finite.check_gram(self.table, gram)
+        self._grams[layerwise] = gram
+
+
+def by_id(ids: list[Any]) -> list[int]:
+    """Positions in the order of the ids: numbers, then strings"""
+    return sorted(range(len(ids)), key=lambda k: (isinstance(ids[k], str), ids[k]))
+
+
+def pick(name: str, values: Any, order: Sequence[int], K: int, axis: int) -> Any:
+    """Round info about the clients (an entry along `axis` for each of the K given) for some, in this order"""
+    if values is None or (len(order) == K and list(order) == list(range(K))):
+        return values
+    values = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if values.ndim == 0 or values.shape[axis] != K:
+        raise InputError(f"{name} have shape {values.shape}, expected one for each of the {K} clients")
+    return np.take(values, order, axis)
+
+
+# What a result says of its clients: the axis they are along, and what stands there for one that was left out
+ABOUT_CLIENTS = {
+    "weights": (-1, 0.0), "mixing": (-1, 0.0), "logits": (-1, np.nan), "angles": (-1, np.nan),
+    "discrepancy": (-1, np.nan), "class_dist": (0, np.nan),
+}  # fmt: skip
+
+
+def restore(result: Result | Results, order: Sequence[int], K: int, personal: bool) -> Result | Results:
+    """A result of some of K clients, in the order of their ids, as the caller knows them"""
+    if list(order) == list(range(K)):
+        return result
+    if isinstance(result, Results):
+        models = [_restore_about(model, order, K) for model in result]
+        if personal:
+            place = dict(zip(order, models, strict=True))
+            models = [place.get(k) for k in range(K)]
+        several = Results(models)
+        several.__dict__.update(result.__dict__)
+        if personal and several.mixing is not None:
+            several.mixing = _spread(several.mixing, order, K, several.mixing.dim() - 2, 0.0)
+        result = several
+    return _restore_about(result, order, K)
+
+
+def _restore_about(result: Result | Results, order: Sequence[int], K: int) -> Result | Results:
+    for name, (axis, missing) in ABOUT_CLIENTS.items():
+        value = result.__dict__.get(name)
+        if value is not None:
+            setattr(result, name, _spread(value, order, K, axis, missing))
+    if result.gram is not None:
+        result.gram = _gram_in_order(result.gram, order)
+    return result
+
+
+def _spread(values: torch.Tensor, order: Sequence[int], K: int, axis: int, missing: float) -> torch.Tensor:
+    """What belongs to client order[i] moves from i to order[i]"""
+    axis %= values.dim()
+    shape = (*values.shape[:axis], K, *values.shape[axis + 1 :])
+    out = torch.full(shape, missing, dtype=values.dtype)
+    return out.index_copy_(axis, torch.tensor(list(order)), values)
+
+
+def _gram_in_order(gram: Gram, order: Sequence[int]) -> Gram:
+    """Of those who took part, in the caller's order"""
+    at = torch.tensor([0, *(np.argsort(order) + 1).tolist()], device=gram.matrix.device)
+    return Gram(gram.matrix.index_select(-2, at).index_select(-1, at), gram.numel, gram.layers)
