@@ -12,6 +12,7 @@ import torch
 from cohort import DTYPES, assert_same_bits, assert_unchanged, flat, make, snapshot
 
 import fastagg
+from fastagg import backends
 
 TAILS = (1, 3, 7, 8, 9, 15, 16, 17, 31, 33)
 SHAPES = {f"t{n}.weight": (n,) for n in TAILS} | {
@@ -287,3 +288,24 @@ def test_flush_to_zero_of_the_caller_changes_nothing():
     finally:
         torch.set_flush_denormal(False)
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_simd_levels_agree(dtype):
+    native = backends.cpu._cpu
+    g, clients = make(9, {"a.weight": (333, 57), "b.weight": (5,)}, dtype, scale=0.1)
+    weights = torch.linspace(0.3, 2, 9, dtype=torch.float64)
+    grams, mixed = {}, {}
+    for level in ("baseline", "avx2", "avx512"):
+        native.set_simd(level)
+        if native.simd_level() == level:
+            grams[level], mixed[level] = fastagg.gram(g, clients).matrix, flat(fastagg.mix(clients, weights))
+    lengths = grams["baseline"].diagonal().sqrt()
+    for level, matrix in grams.items():
+        assert ((matrix - grams["baseline"]).abs() <= 1e-6 * lengths[:, None] * lengths).all()
+        if level != "baseline":  # the same fused multiply-adds in the same order
+            assert torch.equal(mixed[level], mixed["avx2"])
+        wide = 2**-53 if dtype in (torch.float32, torch.float64) else 2**-24
+        sums = sum(w * flat(sd).abs() for w, sd in zip(weights, clients, strict=True))
+        bound = torch.finfo(dtype).eps * mixed["baseline"].abs() + 2 * len(clients) * wide * sums
+        assert ((mixed[level] - mixed["baseline"]).abs() <= bound).all()

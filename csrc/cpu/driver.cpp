@@ -208,7 +208,9 @@ void gram(const Table& t, const Gram& g, int threads) { run(t, g, nullptr, threa
 void gram_mix(const Table& t, const Gram& g, const Mix& m, int threads) { run(t, g, &m, threads); }
 
 void mix(const Table& t, const Mix& m, int threads) {
-  const Chunks chunks(t, all_tensors(t));
+  // with many outputs a chunk is much work, and Ctrl-C is only looked for between two: smaller ones then
+  const int64_t affordable = (1 << 28) / (t.clients * std::max<int64_t>(m.outputs, 1)) / 2048 * 2048;
+  const Chunks chunks(t, all_tensors(t), std::max<int64_t>(2048, std::min(affordable, chunk_elements)));
   const bool streaming = wants_streaming(t, m);
   for_each_item(chunks.size(), threads, [&](int64_t item, int) {
     const Chunk c = chunks[item];

@@ -27,22 +27,24 @@ struct Chunk {
   int64_t tensor, begin, count;
 };
 
-// The tensors of `order`, cut into chunks of at most chunk_elements; numbered, but not stored one by one.
+// The tensors of `order`, cut into chunks of at most `elements`; numbered, but not stored one by one.
 class Chunks {
  public:
-  Chunks(const Table& table, std::vector<int64_t> order) : table_(table), order_(std::move(order)), first_{0} {
-    for (int64_t t : order_) first_.push_back(first_.back() + (table.numel[t] + chunk_elements - 1) / chunk_elements);
+  Chunks(const Table& table, std::vector<int64_t> order, int64_t elements = chunk_elements)
+      : table_(table), order_(std::move(order)), first_{0}, elements_(elements) {
+    for (int64_t t : order_) first_.push_back(first_.back() + (table.numel[t] + elements - 1) / elements);
   }
   int64_t size() const { return first_.back(); }
   Chunk operator[](int64_t i) const {
     size_t at = std::upper_bound(first_.begin(), first_.end(), i) - first_.begin() - 1;
-    int64_t tensor = order_[at], begin = (i - first_[at]) * chunk_elements;
-    return {tensor, begin, std::min(chunk_elements, table_.numel[tensor] - begin)};
+    int64_t tensor = order_[at], begin = (i - first_[at]) * elements_;
+    return {tensor, begin, std::min(elements_, table_.numel[tensor] - begin)};
   }
 
  private:
   const Table& table_;
   std::vector<int64_t> order_, first_;
+  int64_t elements_;
 };
 
 // The caller may have set flush-to-zero on its own thread only (torch.set_flush_denormal): kernels always run with

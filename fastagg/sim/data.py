@@ -31,7 +31,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels in memory; both sets are normalised by the training set's mean and deviation per channel"""
+    """Images and labels in memory; pixels of both sets are scaled alike, see PIXELS"""
 
     name: str
     x: Tensor  # [N, C, H, W] float32
@@ -44,23 +44,29 @@ class Dataset:
 Images = tuple[np.ndarray, np.ndarray]  # pixels [N, C, H, W] uint8, labels [N] uint8
 
 
-def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """The data set of that name, one of DATASETS.
+# "standard": mean 0 and deviation 1 in each channel of the training set; "unit": from 0 to 1, as they are
+PIXELS = ("standard", "unit")
+
+
+def load(name: str, data_dir: str | Path | None = None, pixels: str = "standard") -> Dataset:
+    """The data set of that name, one of DATASETS; pixels as one of PIXELS says.
 
     Its files are looked for in data_dir, then in the folder that the environment variable FASTAGG_DATA names (in each:
     directly, and in the subfolders that the official archives make), then where Debian's package puts Fashion-MNIST.
     """
     if name == "digits":
-        return normalised(name, 10, *digits())
+        return normalised(name, 10, *digits(), pixels)
     if name not in SOURCES:
         near = suggest(str(name).lower(), DATASETS)
         raise DataError(f"no data set {name!r}{near} (there are {', '.join(DATASETS)})")
     source = SOURCES[name]
-    return normalised(name, source.classes, *source.read(find(name, data_dir)))
+    return normalised(name, source.classes, *source.read(find(name, data_dir)), pixels)
 
 
-def normalised(name: str, classes: int, train: Images, test: Images) -> Dataset:
+def normalised(name: str, classes: int, train: Images, test: Images, pixels: str) -> Dataset:
     mean, deviation = (torch.from_numpy(v)[:, None, None] for v in moments(train[0]))
+    if pixels == "unit":
+        mean, deviation = torch.zeros_like(mean), torch.full_like(deviation, 16 if name == "digits" else 255)
     x, test_x = (torch.from_numpy(pixels).float().sub_(mean).div_(deviation) for pixels, _ in (train, test))
     y, test_y = (torch.from_numpy(labels.astype(np.int64)) for _, labels in (train, test))
     return Dataset(name, x, y, test_x, test_y, classes)

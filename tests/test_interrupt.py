@@ -1,0 +1,94 @@
+"""Ctrl-C during a long call: honoured within a second, nothing remembered of the call, nothing broken after it."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import time
+
+import pytest
+import torch
+from cohort import assert_same_bits, assert_unchanged, snapshot
+
+import fastagg
+
+K = 400
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+
+
+class Stopped(Exception):
+    """What a user's handler may raise instead of KeyboardInterrupt"""
+
+
+@pytest.fixture(scope="module")
+def cohort():
+    """A round whose Gram takes many seconds, in little memory: a few clients, over and over"""
+    generator = torch.Generator().manual_seed(0)
+    g, *few = ({"w": torch.randn(1 << 22, generator=generator)} for _ in range(4))
+    return g, [few[k % 3] for k in range(K)]
+
+
+def interrupted_after(call, raises, delay=0.3):
+    """Seconds from the signal to the exception"""
+    sent = []
+
+    def handler(*_):
+        sent.append(time.monotonic())
+        raise raises
+
+    former = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, delay)
+    try:
+        with pytest.raises(raises):
+            call()
+        return time.monotonic() - sent[0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_gram_stops(cohort, threads, raises):
+    torch.set_num_threads(threads)
+    started = time.monotonic()
+    interrupted_after(lambda: fastagg.gram(*cohort), raises)
+    assert time.monotonic() - started < 0.3 + 1  # of the several seconds that it takes
+    small = [{"w": sd["w"][:1000]} for sd in (cohort[0], *cohort[1][:3])]  # and all is as before
+    expected = fastagg.gram(small[0], small[1:], backend="reference").matrix
+    torch.testing.assert_close(fastagg.gram(small[0], small[1:]).matrix, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_mix_into_many_models_stops(cohort, threads):
+    torch.set_num_threads(threads)
+    clients = [{"w": sd["w"][: 1 << 19]} for sd in cohort[1]]
+    weights = torch.full((K, K), 1 / K, dtype=torch.float64)
+    started = time.monotonic()
+    interrupted_after(lambda: fastagg.mix(clients, weights), KeyboardInterrupt)
+    assert time.monotonic() - started < 0.3 + 1
+
+
+def test_a_round_leaves_no_trace(cohort):
+    g, clients = cohort
+    server = fastagg.FedAWA()
+    server.aggregate({"w": g["w"][:100]}, [{"w": sd["w"][:100]} for sd in clients])
+    state, before = copy.deepcopy(server.state_dict()), snapshot(g, *clients[:3])
+    interrupted_after(lambda: server.aggregate(g, clients), KeyboardInterrupt)
+    assert torch.equal(server.state_dict()["logits"], state["logits"])
+    assert_unchanged([g, *clients[:3]], before)
+
+
+def test_a_handler_that_does_not_raise_stops_nothing(cohort):
+    g, clients = cohort[0], cohort[1][:60]
+    expected = fastagg.fedawa(g, clients)
+    heard = []
+    former = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    try:
+        result = fastagg.fedawa(g, clients)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert heard
+    assert_same_bits(result, expected)
