@@ -1,6 +1,8 @@
 # make demo    federated training on embedded data, FedAvg against FedAWA, with a report to look at; then a round of 20
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
+# make test-nightly   generated cases by the ten thousand, and what takes too long for every day
+# make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
 #              under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
@@ -11,9 +13,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
-NATIVE := $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu)
+NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu \
+  tests/native/*.*))
 
-.PHONY: demo test bench bench-compare lint format clean
+SANITIZERS := sanitize-address sanitize-thread sanitize-plain
+
+.PHONY: demo test test-nightly sanitize $(SANITIZERS) bench bench-compare lint format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -22,6 +27,18 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+test-nightly: $(VENV)/ready
+	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/test_large.py
+
+# tests/native says what is done with each; a plain build is for valgrind
+sanitize: $(SANITIZERS)
+sanitize-address: WITH := address,undefined
+sanitize-thread: WITH := thread
+$(SANITIZERS): $(VENV)/cmake
+	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DFASTAGG_SANITIZE=$(WITH)
+	$(BIN)/cmake --build build/$@
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure
 
 bench: $(VENV)/bench
 	mkdir -p benchmarks/results
@@ -59,4 +76,8 @@ $(VENV)/bench: $(VENV)/ready
 
 $(VENV)/lint: constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check ruff==0.17.4 clang-format==23.1.3
+	touch $@
+
+$(VENV)/cmake: | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check cmake==4.4.4 ninja==1.13.2
 	touch $@

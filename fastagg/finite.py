@@ -61,10 +61,11 @@ def check_outputs(table: Table, not_finite: np.ndarray) -> None:
 def mark(outputs: list[list[torch.Tensor]], not_finite: np.ndarray) -> None:
     """What the native mix sees in passing, for other backends: another look at the outputs, [M][T]"""
     for row in outputs:
-        used = [t for t, x in enumerate(row) if x.dtype in FLOATING and x.numel()]
-        if used:
-            largest = torch._foreach_norm([row[t].detach() for t in used], float("inf"))  # NaN where there is one
-            not_finite[used] |= (~torch.stack([x.float() for x in largest]).isfinite()).cpu().numpy()
+        for dtype in FLOATING:
+            used = [t for t, x in enumerate(row) if x.dtype == dtype and x.numel()]
+            if used:
+                largest = torch._foreach_norm([row[t].detach() for t in used], float("inf"))  # NaN where there is one
+                not_finite[used] |= (~torch.stack(largest).isfinite()).cpu().numpy()
 
 
 def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:

@@ -137,7 +137,9 @@ def test_mix_sees_it_in_passing(kernels, dtype, where, value):
 
 
 def test_the_other_backend_looks_as_well():
-    _, clients = make(3, {"a.weight": (5,), "n": (0,)})
+    _, clients = make(3, {"a.weight": (5,), "n": (0,)}, torch.float64)
+    clients[0]["a.weight"][1] = 1e200  # finite, though not in float32
+    fastagg.mix(clients, [1, 1, 1], backend="reference")
     clients[1]["a.weight"][4] = math.nan
     with pytest.raises(fastagg.NonFiniteError, match=r"client 1: key 'a.weight'"):
         fastagg.mix(clients, [1, 1, 1], backend="reference")

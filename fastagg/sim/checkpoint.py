@@ -43,7 +43,7 @@ def load(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             plain = json.loads((file.metadata() or {})["fastagg.sim"])
             return _with_tensors(plain, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a checkpoint of a run, or is damaged: {error}") from error
 
 
@@ -60,9 +60,17 @@ def _without_tensors(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _with_tensors(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    [(kind, value)] = plain.items()
-    if kind == "tensor":
-        return tensors[value]
-    if kind == "dict":
-        return {key: _with_tensors(v, tensors) for key, v in value}
-    return [_with_tensors(v, tensors) for v in value] if kind == "list" else value
+    match plain:
+        case {"tensor": str(name)}:
+            return tensors[name]
+        case {"dict": list(pairs)} if all(map(_is_pair, pairs)):
+            return {key: _with_tensors(value, tensors) for key, value in pairs}
+        case {"list": list(values)}:
+            return [_with_tensors(value, tensors) for value in values]
+        case {"value": value}:
+            return value
+    raise ValueError(f"no part of a checkpoint: {str(plain)[:60]}")
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)

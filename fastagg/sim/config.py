@@ -16,7 +16,8 @@ else:
 
 from fastagg import registry
 from fastagg.methods.common import REGISTRY, check_choice, check_integer, check_number, make, suggest
-from fastagg.sim.data import DATASETS
+from fastagg.sim.attack import ATTACKS
+from fastagg.sim.data import DATASETS, PIXELS
 from fastagg.sim.models import MODELS
 from fastagg.sim.partition import KINDS
 from fastagg.sim.train import Local
@@ -45,6 +46,7 @@ class Config:
     )
     data: str = option("digits", "data set: " + ", ".join(DATASETS))
     data_dir: str | None = option(None, "folder with the data set's files; default: FASTAGG_DATA")
+    pixels: str = option("standard", "standard (mean 0, deviation 1), or unit (0 to 1), as in FedLAW's Fashion-MNIST")
     samples: int | None = option(None, "use only so many training samples")
     partition: str = option("dirichlet", "who has what: " + ", ".join(KINDS))
     alpha: float = option(0.1, "concentration of the Dirichlet split: small is unlike, large is alike")
@@ -57,6 +59,9 @@ class Config:
     selection: str = option("random", "who takes part: random, or window (SimProx's sliding window)")
     dropout: float = option(0.0, "probability that a client that takes part sends nothing")
     stragglers: float = option(0.0, "probability that a client does fewer epochs than asked")
+    attack: str = option("none", "what malicious clients send: " + ", ".join(ATTACKS))
+    attackers: float = option(0.0, "share of the clients that are malicious, drawn from the seed")
+    attack_strength: float = option(10.0, "what attackers send is so many times as long as an honest update")
     model: str = option("mlp", "network: " + ", ".join(MODELS))
     rounds: int = option(50, "rounds of training")
     epochs: int = option(3, "passes of a client over its data in a round")
@@ -87,8 +92,13 @@ class Config:
             check_integer("sim", "samples", self.samples, 1)
         check_number("sim", "participation", self.participation, 0, 1, strict=True)
         check_number("sim", "lr_decay", self.lr_decay, 0, 1, strict=True)
-        for name in ("dropout", "stragglers", "corrupted"):
+        for name in ("dropout", "stragglers", "corrupted", "attackers"):
             check_number("sim", name, getattr(self, name), 0, 1)
+        check_choice("sim", "pixels", self.pixels, PIXELS)
+        check_choice("sim", "attack", self.attack, ATTACKS)
+        check_number("sim", "attack_strength", self.attack_strength, 0, float("inf"))
+        if self.attackers and self.attack == "none":
+            raise ValueError(f"sim: attackers={self.attackers} without an attack; choose one: {', '.join(ATTACKS[1:])}")
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
@@ -113,7 +123,18 @@ class Config:
 
     @property
     def label(self) -> str:
-        """The method in a few words, with what makes it differ from its defaults"""
+        """The method in a few words, with what makes it differ from its defaults, and the attack if there is one"""
+        return self._method_label + self._attack_label
+
+    @property
+    def _attack_label(self) -> str:
+        if self.attack == "none":
+            return ""
+        usual = self.attack_strength == type(self).attack_strength
+        return f", {self.attack} {100 * self.attackers:g} %" + ("" if usual else f" x {self.attack_strength:g}")
+
+    @property
+    def _method_label(self) -> str:
         for alias, means in ALIASES.items():
             rest = dict(self.options)
             named = means.get("options", {})

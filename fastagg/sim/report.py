@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -26,6 +26,48 @@ class Run:
     metrics: list[dict[str, Any]]
 
 
+# What is shown of each file, and the form it has there; it may be missing or null
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return is_number(value) and isinstance(value, int) and value >= 0
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value == value.encode(errors="replace").decode()  # no half of a surrogate pair
+
+
+def is_list(value: Any, of: Callable[[Any], bool] = is_number) -> bool:
+    return isinstance(value, list) and all(map(of, value))
+
+
+def is_matrix(value: Any, of: Callable[[Any], bool] = is_number) -> bool:
+    return is_list(value, lambda row: is_list(row, of)) and len({len(row) for row in value}) <= 1
+
+
+def is_table(value: Any, of: Callable[[Any], bool] = is_number) -> bool:
+    return isinstance(value, dict) and all(map(of, value.values()))
+
+
+Forms = dict[str, Callable[[Any], bool]]
+CONFIG: Forms = {"method": is_text, "rounds": is_count, "seed": is_count}
+PARTITION: Forms = {"counts": lambda value: is_matrix(value, is_count)}
+SUMMARY: Forms = CONFIG | {
+    "label": is_text, "training": is_text, "versions": lambda value: is_table(value, is_text),
+    "accuracy": is_number, "personal_accuracy": is_number, "rounds_per_second": is_number,
+    "aggregation_share": is_number,
+}  # fmt: skip
+ROUND: Forms = {
+    "round": is_count, "clients": lambda value: is_list(value, is_count), "weights": is_list, "cosine": is_matrix,
+    "model_cosine": is_matrix, "seconds": is_table, "accuracy": is_number, "personal_accuracy": is_number,
+    "loss": is_number, "coherence": is_number, "gamma": is_number,
+}  # fmt: skip
+
+
 def read_run(path: Path) -> Run:
     """A run from its folder; one that was cut short counts as far as it went. ValueError says what is wrong with it."""
     path = Path(path)
@@ -33,10 +75,10 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path}: no such folder; give the folder of a run, as written by `fastagg sim`")
     if not (path / "config.json").exists():
         raise ValueError(f"{path} is not a run of the simulator: it has no config.json")
-    config = _read_json(path / "config.json")
-    metrics = _read_metrics(path / "metrics.jsonl")
-    partition = _read_json(path / "partition.json") if (path / "partition.json").exists() else {}
-    summary = _read_json(path / "summary.json") if (path / "summary.json").exists() else {}
+    config = _read_json(path / "config.json", CONFIG)
+    partition = _read_json(path / "partition.json", PARTITION) if (path / "partition.json").exists() else {}
+    metrics = _read_metrics(path / "metrics.jsonl", len(partition.get("counts") or []))
+    summary = _read_json(path / "summary.json", SUMMARY) if (path / "summary.json").exists() else {}
     last = metrics[-1]["round"]
     if summary.get("rounds") != last:  # a crash: the summary is missing, or older than the metrics
         personal = metrics[-1].get("accuracy") is None
@@ -49,24 +91,41 @@ def read_run(path: Path) -> Run:
     return Run(path, config, named | summary, partition, metrics)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, forms: Forms) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = _parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}); repeat the run, or leave this folder out") from error
+    if wrong := _misfit(value, forms):
+        raise ValueError(f"{path} holds {wrong}; repeat the run, or leave this folder out")
+    return {name: v for name, v in value.items() if v is not None or name not in forms}
+
+
+def _parsed(text: str) -> Any:
+    """JSON; whole numbers of more than 18 digits are floats, for they have to be shown"""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+
+
+def _misfit(value: Any, forms: Forms) -> str:
+    """What is not of its form, if anything"""
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, expected an object; repeat the run")
-    return value
+        return f"a {type(value).__name__}, expected an object"
+    wrong = (name for name, fits in forms.items() if value.get(name) is not None and not fits(value[name]))
+    return next((f"{name} = {str(value[name])[:60]!r}" for name in wrong), "")
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+def _read_metrics(path: Path, clients: int) -> list[dict[str, Any]]:
+    """The rounds recorded, of a run with so many clients (0: unknown)"""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}); repeat the run, or leave this folder out") from error
     rounds: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            rounds[int(record["round"])] = record
-        except (ValueError, KeyError, TypeError) as error:
+            record = _parsed(line)
+            rounds[_number_of(record, clients)] = record
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break  # a crash cut it off
             raise ValueError(
@@ -76,6 +135,22 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
     if not rounds:
         raise ValueError(f"{path.parent} has no metrics yet: not one round is recorded in {path.name}")
     return [rounds[r] for r in sorted(rounds)]
+
+
+def _number_of(record: Any, clients: int) -> int:
+    """The round that a record is of, once it is certain that it can be shown"""
+    if wrong := _misfit(record, ROUND):
+        raise ValueError(f"it holds {wrong}")
+    if record.get("round") is None:
+        raise ValueError("it has no round")
+    present = record.get("clients") or []
+    if clients and max(present, default=0) >= clients:
+        raise ValueError(f"client {max(present)} of {clients}")
+    for name in ("cosine", "model_cosine"):
+        matrix = record.get(name)
+        if matrix is not None and (len(matrix) != len(present) or any(len(row) != len(present) for row in matrix)):
+            raise ValueError(f"{name} is not of the {len(present)} clients")
+    return record["round"]
 
 
 def _average(metrics: list[dict[str, Any]], key: str) -> float | None:
@@ -148,7 +223,7 @@ def table(groups: dict[str, list[Run]]) -> list[dict[str, Any]]:
         best["best"] = True
         for row in valid:
             if row is not best and row["std"] is not None and best["std"] is not None:
-                noise = 2 * math.sqrt(row["std"] ** 2 / row["runs"] + best["std"] ** 2 / best["runs"])
+                noise = 2 * math.hypot(*(r["std"] / math.sqrt(r["runs"]) for r in (row, best)))
                 row["within_noise"] = best["mean"] - row["mean"] <= noise
     return rows
 

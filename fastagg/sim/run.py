@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ import numpy as np
 import torch
 
 import fastagg
-from fastagg.sim import checkpoint, config, data, models, partition
+from fastagg.sim import attack, checkpoint, config, data, models, partition
 from fastagg.sim.config import Config
 from fastagg.sim.report import AVERAGED
 from fastagg.sim.train import Job, Trainer, Update, outcomes
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES = range(4)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
 
 
 class Simulation:
@@ -31,7 +32,7 @@ class Simulation:
 
     def __init__(self, options: Config, dataset: data.Dataset | None = None) -> None:
         self.options = o = options
-        self.data = d = dataset or data.load(o.data, o.data_dir)
+        self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
         self.parts = partition.make(
             d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
             classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
@@ -45,6 +46,7 @@ class Simulation:
         own |= {"model": self.module, "progress": False} if o.method == "fedlaw" else {}
         own |= {"head": head} if o.method == "cwfedavg" else {}
         self.server = o.aggregator_class(**own, **o.options)
+        self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
         self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
         self.model_of = [0] * o.clients  # which of the models each client has
@@ -62,8 +64,12 @@ class Simulation:
         asked = self.chosen(r)
         present = [k for k in asked if self.draw(DROPOUT, r, k).random() >= o.dropout] or asked[:1]
         lr = o.lr * o.lr_decay ** (r - 1)
+        jobs = [self.job(r, k) for k in present]
         with clock("train"):
-            updates = self.trainer.train([self.job(r, k) for k in present], lr)
+            updates = self.trainer.train(jobs, lr)
+        if self.attackers:
+            updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
+            attack.check_size(update.state for update in updates)
         with clock("aggregate"):
             result, before = self.aggregate(present, updates)
         self.round = r
@@ -100,6 +106,14 @@ class Simulation:
             seed=int(self.draw(BATCHES, r, k).integers(2**31)), epochs=epochs,
             class_dist=self.parts.counts[k] if o.wdr else None, correction=self.memory.get(k),
         )  # fmt: skip
+
+    def sent(self, r: int, job: Job, update: Update) -> Update:
+        """What the server gets of a client, which may be malicious"""
+        if job.client not in self.attackers:
+            return update
+        o, params = self.options, [name for name, _ in self.module.named_parameters()]
+        rng = self.draw(NOISE, r, job.client)
+        return replace(update, state=attack.apply(o.attack, job.start, update.state, params, o.attack_strength, rng))
 
     def sizes(self, clients: list[int]) -> list[int]:
         return [len(self.parts.train[k]) for k in clients]
@@ -162,7 +176,7 @@ class Simulation:
         self, before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
         """FedDyn's server: h -= mu / K sum_k (w_k - w), and the new model is the clients' plain mean - h / mu"""
-        mu, names = self.options.mu, {name for name, _ in self.module.named_parameters()}
+        mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
         mean = dict(fastagg.fedavg(None, states))
         h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
         share = len(states) / self.options.clients
@@ -259,17 +273,18 @@ def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> di
     sim = Simulation(options, dataset)
     out.mkdir(parents=True, exist_ok=True)
     if resume and saved.exists():
-        state = checkpoint.load(saved)
-        sim.load_state_dict(state)
+        sim.load_state_dict(checkpoint.load(saved))
         keep_rounds(metrics, sim.round)
+        checkpoint.write_json(out / "config.json", options.to_json())  # it may have become longer
     else:
+        checkpoint.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
         metrics.unlink(missing_ok=True)
         counts, shares = sim.parts.counts.tolist(), [len(rows) for rows in sim.parts.test]
         facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.parts.proxy), "classes": sim.data.classes}
+        facts["attackers"] = sim.attackers
         checkpoint.write_json(out / "partition.json", facts)
         append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())
         checkpoint.save(saved, sim.state_dict())
-    checkpoint.write_json(out / "config.json", options.to_json())
 
     def conclude(**more: Any) -> dict[str, Any]:
         summary = summarise(options, read_metrics(metrics), sim.trainer.batched) | more
@@ -277,7 +292,7 @@ def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> di
         return summary
 
     conclude()  # so that a run that is killed has a name
-    stopped = False
+    ended: dict[str, Any] = {"interrupted": False}
     try:
         while sim.round < options.rounds:
             record = sim.next_round()
@@ -286,8 +301,10 @@ def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> di
             if on_round is not None:
                 on_round(record)
     except KeyboardInterrupt:
-        stopped = True
-    return conclude(interrupted=stopped)
+        ended = {"interrupted": True}
+    except attack.Diverged:  # a result too: this attack ends training, and leaves no accuracy to speak of
+        ended |= {"finished": True, "diverged": True, "accuracy": None}
+    return conclude(**ended)
 
 
 def check_same(new: Config, old: Config, out: Path) -> None:
