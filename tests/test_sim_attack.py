@@ -9,10 +9,12 @@ import pytest
 import torch
 from cohort import assert_unchanged, snapshot
 
+import fastagg
 from fastagg.cli import main
 from fastagg.sim import attack, checkpoint, compare, config, data
 from fastagg.sim.config import from_dict
 from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from fastagg.sim.train import Trainer
 
 SMALL = {"clients": 10, "rounds": 2, "epochs": 1, "alpha": 0.5, "samples": 400}
 
@@ -181,3 +183,26 @@ def test_bad_options_on_the_command_line(arguments, message, tmp_path, capsys):
     assert main(["sim", *arguments, "--out", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedawa", "fedamp", "cfl", "cwfedavg"])
+def test_a_client_that_is_not_finite_can_be_dropped(method, monkeypatch, tmp_path):
+    train = Trainer.train
+
+    def spoiled(self, jobs, lr):
+        updates = train(self, jobs, lr)
+        bad = next(update for job, update in zip(jobs, updates, strict=True) if job.client == 2)
+        next(iter(bad.state.values())).view(-1)[0] = float("nan")
+        return updates
+
+    monkeypatch.setattr(Trainer, "train", spoiled)
+    options = {"method": method, "rounds": 2, "epochs": 1, "clients": 6, "alpha": 1.0}
+    with pytest.raises(fastagg.NonFiniteError, match="client 2"):
+        simulate(from_dict(options), tmp_path / "raise")
+    summary = simulate(from_dict(options | {"options": {"on_nonfinite": "drop"}}), tmp_path / "drop")
+    assert summary["finished"]
+    for record in read_metrics(tmp_path / "drop" / "metrics.jsonl")[1:]:
+        assert record["clients"] == [0, 1, 3, 4, 5]
+        assert record["lost"] == [2]
+        assert record["weights"] is None or len(record["weights"]) == 5
+        assert record["norms"] is None or len(record["norms"]) == 5

@@ -423,3 +423,13 @@ def test_real_files(name):
     assert (found.y == 0).sum() == zeros
     assert found.x.mean().abs() < 1e-4
     assert found.x.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_pixels_as_they_are():
+    standard, unit = (data.load("digits", pixels=pixels) for pixels in data.PIXELS)
+    assert unit.x.min() == 0
+    assert unit.x.max() == unit.test_x.max() == 1
+    assert abs(float(standard.x.mean())) < 1e-5
+    assert abs(float(standard.x.std(correction=0)) - 1) < 1e-5
+    scaled = (unit.test_x - unit.x.mean()) / unit.x.std(correction=0)
+    torch.testing.assert_close(scaled, standard.test_x, rtol=1e-4, atol=1e-5)

@@ -73,12 +73,14 @@ class Simulation:
         with clock("aggregate"):
             result, before = self.aggregate(present, updates)
         self.round = r
+        here = [i for i, k in enumerate(present) if k not in getattr(result, "dropped", ())]
+        present, updates = [present[i] for i in here], [updates[i] for i in here]  # what is recorded is of these
         record = {
             "round": r, "lr": lr, "clients": present, "lost": sorted(set(asked) - set(present)),
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
-            record |= self.observed(result, before, updates) | self.evaluated()
+            record |= self.observed(result, before, updates, here) | self.evaluated()
         return record | {"seconds": clock.seconds}
 
     def chosen(self, r: int) -> list[int]:
@@ -132,7 +134,8 @@ class Simulation:
             if len(self.models) == 1:  # from now on each client has its own
                 self.models, self.model_of = self.models * self.options.clients, list(range(self.options.clients))
             for k, model in zip(present, result, strict=True):
-                self.models[k] = dict(model)
+                if model is not None:  # a client that was dropped keeps its model
+                    self.models[k] = dict(model)
         else:
             self.models = [dict(result)]
         if self.options.algorithm == "feddyn":
@@ -183,14 +186,17 @@ class Simulation:
         self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
         return {key: v - self.server_memory[key] / mu if key in names else v for key, v in mean.items()}
 
-    def observed(self, result: Any, before: dict[str, torch.Tensor], updates: list[Update]) -> dict[str, Any]:
-        """What the round's Gram tells; methods that have none get one for this"""
+    def observed(
+        self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
+    ) -> dict[str, Any]:
+        """What the round's Gram tells of the clients that were not dropped; methods that have none get one for this"""
         if result is None:  # several clusters: there is no common model to measure from
             return {"weights": None, "norms": None, "coherence": None, "gamma": None}
         gram = getattr(result, "gram", None)
         gram = fastagg.gram(before, [u.state for u in updates], params=self.module) if gram is None else gram.model()
         weights = getattr(result, "weights", None)
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
+        weights = None if weights is None else weights[here]
         seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
         record = {
             "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
