@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fastagg import core
+from fastagg import core, files
 from fastagg import table as tables
 from fastagg.core import Layers, Params
 from fastagg.finite import NonFiniteError
@@ -132,6 +133,14 @@ class Aggregator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state_dict(); one that does not fit raises InputError and changes nothing."""
         self.check_state(state, ())
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes state_dict() as a safetensors file: whole, or not at all"""
+        files.save(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike) -> None:
+        """Takes over what save() wrote; a file that is damaged or does not fit raises InputError, and nothing changes."""
+        self.load_state_dict(files.load(path))
 
     def check_state(self, state: Any, keys: Iterable[str]) -> None:
         if not isinstance(state, Mapping) or {"method", *keys} - set(state):
