@@ -139,7 +139,7 @@ class Aggregator:
         files.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
-        """Takes over what save() wrote; a file that is damaged or does not fit raises InputError, and nothing changes."""
+        """Takes over what save() wrote; a file that is damaged or does not fit raises InputError and alters nothing."""
         self.load_state_dict(files.load(path))
 
     def check_state(self, state: Any, keys: Iterable[str]) -> None:

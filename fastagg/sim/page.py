@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
+from fastagg import files
 from fastagg.sim.report import Run, cells_of, measure, options_of, percent, table
 
 CSS = """
@@ -106,14 +106,14 @@ def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> 
         picture, drawing = io.BytesIO(), io.StringIO()
         plots.save(drawn.figure, picture, "png")
         plots.save(drawn.figure, drawing, "svg")
-        _replace(out / "plots" / f"{name}.png", picture.getvalue())
+        files.write(out / "plots" / f"{name}.png", picture.getvalue())
         title_, words = _safe(drawn.title), _safe(drawn.caption)
         svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title_)
         part = f"<figcaption>{words}</figcaption>{svg}"
         part = f"<details><summary>{title_}</summary>{part}</details>" if drawn.folded else f"<h2>{title_}</h2>{part}"
         parts.append(f'<figure id="{name}">{part}</figure>')
     page = out / "report.html"
-    _replace(page, _page(groups, title or heading(groups), parts).encode())
+    files.write(page, _page(groups, title or heading(groups), parts))
     return page
 
 
@@ -157,12 +157,3 @@ def _inline(svg: str, name: str, title: str) -> str:
     svg = re.sub(r'\sid="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

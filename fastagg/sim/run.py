@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 import fastagg
-from fastagg.sim import attack, checkpoint, config, data, models, partition
+from fastagg import files
+from fastagg.sim import attack, config, data, models, partition
 from fastagg.sim.config import Config
 from fastagg.sim.report import AVERAGED
 from fastagg.sim.train import Job, Trainer, Update, outcomes
@@ -279,22 +280,22 @@ def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> di
     sim = Simulation(options, dataset)
     out.mkdir(parents=True, exist_ok=True)
     if resume and saved.exists():
-        sim.load_state_dict(checkpoint.load(saved))
+        sim.load_state_dict(files.load(saved))
         keep_rounds(metrics, sim.round)
-        checkpoint.write_json(out / "config.json", options.to_json())  # it may have become longer
+        files.write_json(out / "config.json", options.to_json())  # it may have become longer
     else:
-        checkpoint.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
+        files.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
         metrics.unlink(missing_ok=True)
         counts, shares = sim.parts.counts.tolist(), [len(rows) for rows in sim.parts.test]
         facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.parts.proxy), "classes": sim.data.classes}
         facts["attackers"] = sim.attackers
-        checkpoint.write_json(out / "partition.json", facts)
+        files.write_json(out / "partition.json", facts)
         append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())
-        checkpoint.save(saved, sim.state_dict())
+        files.save(saved, sim.state_dict())
 
     def conclude(**more: Any) -> dict[str, Any]:
         summary = summarise(options, read_metrics(metrics), sim.trainer.batched) | more
-        checkpoint.write_json(out / "summary.json", summary)
+        files.write_json(out / "summary.json", summary)
         return summary
 
     conclude()  # so that a run that is killed has a name
@@ -303,7 +304,7 @@ def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> di
         while sim.round < options.rounds:
             record = sim.next_round()
             append(metrics, record)
-            checkpoint.save(saved, sim.state_dict())
+            files.save(saved, sim.state_dict())
             if on_round is not None:
                 on_round(record)
     except KeyboardInterrupt:
@@ -343,7 +344,7 @@ def read_metrics(metrics: Path) -> list[dict[str, Any]]:
 def keep_rounds(metrics: Path, last: int) -> None:
     """Drops what was recorded after the checkpoint"""
     lines = [json.dumps(record) + "\n" for record in read_metrics(metrics) if record["round"] <= last]
-    checkpoint.write_text(metrics, "".join(lines))
+    files.write(metrics, "".join(lines))
 
 
 def summarise(options: Config, records: list[dict[str, Any]], batched: bool) -> dict[str, Any]:
