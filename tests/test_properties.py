@@ -1,7 +1,7 @@
 """What holds for any models and options: the native kernels against the float64 reference, and every method's promises.
 
 Hypothesis draws names, shapes, dtypes, memory, clients, machine and options, and a seed that the values come from. The
-default profile generates 755 cases, the same every time; nightly 13,300, others every time: `make test-nightly`, or
+default profile generates 860 cases, the same every time; nightly 13,300, others every time: `make test-nightly`, or
 FASTAGG_HYPOTHESIS=nightly python -m pytest tests/test_properties.py tests/test_fuzz.py
 """
 
@@ -202,7 +202,8 @@ def poisoned(data, r, keys):
     bad = data.draw(st.lists(st.integers(0, r.K - 1), min_size=1, max_size=2, unique=True))
     places = {}
     for k in bad:
-        key = data.draw(st.sampled_from(keys))
+        buffers = [key for key in keys if not is_parameter(key)]  # not in the Gram: seen only when they are mixed
+        key = data.draw(st.sampled_from(buffers if buffers and data.draw(st.booleans()) else keys))
         places[k] = key, data.draw(st.integers(0, clients[k][key].numel() - 1))
         clients[k][key].view(-1)[places[k][1]] = data.draw(st.sampled_from([math.nan, math.inf, -math.inf]))
     return clients, dict(sorted(places.items()))
@@ -366,7 +367,7 @@ def test_the_order_of_clients_changes_no_bit(name, data, machine):
 
 
 @each_method
-@cases(5, 100, data=st.data(), machine=machines())
+@cases(10, 100, data=st.data(), machine=machines())
 def test_clients_that_are_not_finite(name, data, machine):
     """They are named, and nothing is remembered of the round; or left out, as if they had not been there"""
     given = data.draw(tasks(name, least=7))
