@@ -1,7 +1,7 @@
 """What holds for any models and options: the native kernels against the float64 reference, and every method's promises.
 
 Hypothesis draws names, shapes, dtypes, memory, clients, machine and options, and a seed that the values come from. The
-default profile generates 860 cases, the same every time; nightly 13,300, others every time: `make test-nightly`, or
+default profile generates 818 cases, the same every time; nightly 13,300, others every time: `make test-nightly`, or
 FASTAGG_HYPOTHESIS=nightly python -m pytest tests/test_properties.py tests/test_fuzz.py
 """
 
@@ -267,6 +267,8 @@ class Given:
     def run(self, server, clients=None, order=None):
         """One round of the clients (default: the odd ones) in this order (default: all, as they are)"""
         order = list(range(self.round.K)) if order is None else list(order)
+        if self.name == "fedlaw":  # torch's own threads, when more than cores, wait for each other
+            torch.set_num_threads(min(torch.get_num_threads(), 2))
         cls, clients = REGISTRY[self.name], self.round.clients if clients is None else clients
         info = {k: np.take(v, order, cls.client_axis) if k in cls.per_client else v for k, v in self.info.items()}
         sizes = None if self.sizes is None else [self.sizes[k] for k in order]
@@ -367,7 +369,7 @@ def test_the_order_of_clients_changes_no_bit(name, data, machine):
 
 
 @each_method
-@cases(10, 100, data=st.data(), machine=machines())
+@cases(8, 100, data=st.data(), machine=machines())
 def test_clients_that_are_not_finite(name, data, machine):
     """They are named, and nothing is remembered of the round; or left out, as if they had not been there"""
     given = data.draw(tasks(name, least=7))

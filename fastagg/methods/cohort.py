@@ -57,6 +57,7 @@ class Cohort:
             w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
             b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
             b = w if buffers is None else b
+        _check_weights(w, b)
         w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
         row = core.rows(table, layerwise)
         if b is not w and not np.array_equal(b, w):
@@ -70,11 +71,17 @@ class Cohort:
 
     def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
         """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
+        _check_weights(weights)
         return core.mix_of(self.table, weights, row, out, check=True)
 
     def _keep(self, gram: Gram, layerwise: bool) -> None:
         finite.check_gram(self.table, gram)
         self._grams[layerwise] = gram
+
+
+def _check_weights(*weights: np.ndarray) -> None:
+    if not all(np.isfinite(w).all() for w in weights):
+        raise InputError("the clients' weights are not finite: products of the models' squares are beyond float64")
 
 
 def by_id(ids: list[Any]) -> list[int]:

@@ -145,7 +145,7 @@ class Aggregator:
     def check_state(self, state: Any, keys: Iterable[str]) -> None:
         if not isinstance(state, Mapping) or {"method", *keys} - set(state):
             raise InputError(f"{self.name} state: expected what state_dict() returned")
-        if state["method"] != self.name:
+        if not isinstance(state["method"], str) or state["method"] != self.name:
             raise InputError(f"{self.name} state: it is of method {state['method']!r}")
 
     def read_clients(self, state: Mapping[str, Any], *names: str) -> tuple[list[Any], list[np.ndarray]]:

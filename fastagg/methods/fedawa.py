@@ -108,6 +108,8 @@ class FedAWA(Aggregator):
                 weights, after = solve(gram, start, self)
             result = self._mix(cohort, weights, out)
         if after is not None:
+            if not np.isfinite(after).all():
+                raise InputError("fedawa: updates are so long that the objective is beyond float64")
             # a client without data has no finite first logit in "paper": it starts anew once it has some
             told = np.flatnonzero(cohort.n) if self.variant == "paper" else range(cohort.K)
             self._logits.update((cohort.ids[k], after[..., k].copy()) for k in told)
@@ -159,7 +161,7 @@ class FedAWA(Aggregator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("variant", "layers", "client_ids", "logits"))
-        if state["variant"] != self.variant:
+        if not isinstance(state["variant"], str) or state["variant"] != self.variant:
             raise InputError(f"fedawa state: variant is {state['variant']!r}, this aggregator's is {self.variant!r}")
         ids, [logits] = self.read_clients(state, "logits")
         if state["layers"] is not None and not isinstance(state["layers"], list | tuple):

@@ -154,10 +154,13 @@ def _with(name: str, options: dict[str, Any]) -> str:
 def from_dict(values: dict[str, Any], where: str = "") -> Config:
     """A Config of plain values; aliases of methods are replaced by what they stand for."""
     names = [f.name for f in dataclasses.fields(Config)]
+    if not isinstance(values, dict) or not isinstance(values.get("options", {}), dict):
+        raise ValueError(f"{where or 'sim'}: expected options by name, and those of the method in a table of their own")
     for unknown in values.keys() - set(names):
         raise ValueError(f"{where or 'sim'}: no option {unknown!r}{suggest(unknown, names)}")
     values = dict(values)
-    if (alias := values.get("method")) in ALIASES:
+    alias = values.get("method")
+    if isinstance(alias, str) and alias in ALIASES:
         means = ALIASES[alias]
         values |= {k: v for k, v in means.items() if k != "options"}
         values["options"] = {**means.get("options", {}), **values.get("options", {})}
@@ -171,15 +174,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, and so is a wrong encoding
         raise ValueError(f"{path} is not a TOML file: {error}") from error
 
 
 def read_json(path: Path) -> Config:
     """The configuration a run was made with"""
     try:
-        return from_dict(json.loads(path.read_text()), str(path))
-    except (OSError, json.JSONDecodeError) as error:
+        return from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not the configuration of a run ({error})") from error
 
 
