@@ -36,7 +36,8 @@ sanitize: $(SANITIZERS)
 sanitize-address: WITH := address,undefined
 sanitize-thread: WITH := thread
 $(SANITIZERS): $(VENV)/cmake
-	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DFASTAGG_SANITIZE=$(WITH)
+	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DFASTAGG_SANITIZE=$(WITH)
 	$(BIN)/cmake --build build/$@
 	$(BIN)/ctest --test-dir build/$@ --output-on-failure
 

@@ -232,6 +232,8 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
         loss, gradient, _, _ = deviation(lam, want_loss)
         return _last(loss), gradient
 
+    unit = _power_of_two(np.maximum(c, squares.max(-1, keepdims=layers)))
+
     def paper(lam, want_loss):
         loss, gradient, Gl, q = deviation(lam, want_loss)
         s = lam.sum(-1, keepdims=layers)
@@ -240,20 +242,30 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
             e = s - 1  # sum lam w - g = e g + sum lam d
             length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
             return _last(loss, length), gradient + ratio(e * c + a + e * b + Gl, length)
+        away = _one_minus_cosine(c, a, q, s) if want_loss else None
+        return _last(loss, away), gradient - cosine_slope(*(x * unit for x in (c, a, q, b, Gl)), s)
+
+    def cosine_slope(c, a, q, b, Gl, s):  # of units that keep fourth powers within float64; the unit cancels
         length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
         slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
-        away = _one_minus_cosine(c, a, q, s) if want_loss else None
-        return _last(loss, away), gradient - ratio(slope, length**3 * np.sqrt(c))
+        return ratio(slope, length**3 * np.sqrt(c))
 
     return released if variant == "released" or reg is None else paper
 
 
 def _one_minus_cosine(c, a, q, s):
     """1 - cos(g, s g + d) with c = ||g||^2, a = <g, d>, q = ||d||^2; without cancellation when d is small"""
+    unit = _power_of_two(np.maximum(c, q))
+    c, a, q = c * unit, a * unit, q * unit
     dot = s * c + a
     lengths = np.sqrt(np.maximum(c * (s * s * c + 2 * s * a + q), 0))
     small = ratio(np.maximum(c * q - a * a, 0), lengths * (lengths + np.abs(dot)))
     return np.where(lengths == 0, 1.0, np.where(dot > 0, small, 2 - small))
+
+
+def _power_of_two(x):
+    """1 / x rounded to a power of two, by which numbers can be multiplied without a rounding; 1 for 0"""
+    return np.ldexp(1.0, -np.frexp(x)[1])
 
 
 def _matvec(A, x):
@@ -299,6 +311,7 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]
 def cosine_weights(C: np.ndarray, n: np.ndarray) -> np.ndarray:
     """FedAWA-COS; the data shares where no client agrees with the mean update"""
     G = C[..., 1:, 1:]
+    G = G * _power_of_two(np.einsum("...kk->...k", G).max(-1))[..., None, None]
     along = G @ n
     norms = np.sqrt(np.maximum(np.einsum("...kk->...k", G) * (along * n).sum(-1, keepdims=True), 0))
     w = np.maximum(ratio(along, norms), 0)

@@ -87,12 +87,13 @@ void every_kernel() {
 void told_to_go_on() {
   asked = 0, interrupted = no;
   int64_t committed = 0;
+  const auto begin = std::chrono::steady_clock::now();
   for_each_in_order(
       30, 2, 1, [](int64_t, double*, int) { std::this_thread::sleep_for(20ms); },
       [&](int64_t, const double*) { ++committed; });
   interrupted = nullptr;
   CHECK(committed == 30, "%d committed", int(committed));
-  CHECK(asked >= 1 && asked <= 4, "asked %d times", asked.load());
+  CHECK(asked >= 1 && asked <= (std::chrono::steady_clock::now() - begin) / 100ms, "asked %d times", asked.load());
 }
 
 // Callers side by side, of which all are stopped
@@ -145,19 +146,18 @@ void waking() {
   auto compute = [&](int64_t, double*, int) {
     thread_local bool known = false;
     ++computed;
+    const bool first = !known;
+    known = true;
     if (std::this_thread::get_id() != caller) {
-      if (!known) locks_to_go = helpers++ == 0 ? 2 : 0;  // the lock after this item, and the one before the next
-      known = true;
+      if (first) locks_to_go = helpers++ == 0 ? 2 : 0;  // the lock after this item, and the one before the next
       while (locks_to_go == 0 && !caller_waits) std::this_thread::sleep_for(1ms);
-      return;
-    }
-    if (!held_up) {  // the caller's next item shall come after the one that is held up
+    } else if (first) {  // the caller's next item shall come after the one that is held up
       while (!held_up) std::this_thread::sleep_for(1ms);
-      return;
+    } else {
+      caller_waits = true;
+      for (int last = -1, quiet = 0; quiet < 200; ++quiet, std::this_thread::sleep_for(1ms))
+        if (last != computed) last = computed, quiet = 0;
     }
-    caller_waits = true;
-    for (int last = -1, quiet = 0; quiet < 200; ++quiet, std::this_thread::sleep_for(1ms))
-      if (last != computed) last = computed, quiet = 0;
   };
   interrupted = yes_if_all_wait;
   bool thrown = false;
