@@ -243,6 +243,14 @@ def test_configuration_survives_its_file(tmp_path):
     assert Config() == from_dict({})
 
 
+def test_a_checkpoint_of_something_else(tmp_path):
+    options = from_dict(SMALL | {"rounds": 1})
+    simulate(options, tmp_path)
+    files.save(tmp_path / "checkpoint.safetensors", {"round": 1})
+    with pytest.raises(ValueError, match="it is not one of a run"):
+        simulate(options, tmp_path, resume=True)
+
+
 def test_checkpoint_holds_trees(tmp_path):
     shared = torch.arange(6).reshape(2, 3)
     tree = {"a": [1, None, "x", 2.5, True], "b": {"t": shared, "u": shared.T, "empty": {}}, "c": torch.tensor(1.5)}

@@ -271,7 +271,7 @@ def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:
 
 def check_number(method: str, option: str, value: Any, low: float, high: float, *, strict: bool = False) -> None:
     """A finite number in [low, high]; strict: above low"""
-    good = isinstance(value, int | float | np.number) and not isinstance(value, bool) and np.isfinite(value)
+    good = isinstance(value, int | float | np.number) and not isinstance(value, bool) and abs(value) < float("inf")
     if not good or not low <= value <= high or (strict and value == low):
         bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
         raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")

@@ -113,6 +113,8 @@ class ServerOptimiser(Aggregator):
         where = f"{self.name} state: {moment} of {key!r}"
         if not isinstance(key, str) or not isinstance(value, torch.Tensor) or value.dtype not in FLOATING:
             raise InputError(f"{where} is not a floating-point tensor under a string")
+        if value.is_meta or value.layout is not torch.strided:
+            raise InputError(f"{where} is not an ordinary dense tensor")
         if not torch.isfinite(value).all():
             raise InputError(f"{where} is not finite")
         if moment == "v" and (value < 0).any():

@@ -156,11 +156,12 @@ def from_dict(values: dict[str, Any], where: str = "") -> Config:
     names = [f.name for f in dataclasses.fields(Config)]
     if not isinstance(values, dict) or not isinstance(values.get("options", {}), dict):
         raise ValueError(f"{where or 'sim'}: expected options by name, and those of the method in a table of their own")
+    if not isinstance(values.get("method", ""), str):
+        raise ValueError(f"{where or 'sim'}: method={values['method']!r}; expected a name")
     for unknown in values.keys() - set(names):
         raise ValueError(f"{where or 'sim'}: no option {unknown!r}{suggest(unknown, names)}")
     values = dict(values)
-    alias = values.get("method")
-    if isinstance(alias, str) and alias in ALIASES:
+    if (alias := values.get("method")) in ALIASES:
         means = ALIASES[alias]
         values |= {k: v for k, v in means.items() if k != "options"}
         values["options"] = {**means.get("options", {}), **values.get("options", {})}
@@ -182,7 +183,7 @@ def read_json(path: Path) -> Config:
     """The configuration a run was made with"""
     try:
         return from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not the configuration of a run ({error})") from error
 
 

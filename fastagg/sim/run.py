@@ -230,9 +230,11 @@ class Simulation:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for missing in self.state_dict().keys() - (state.keys() if isinstance(state, dict) else ()):
+            raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
+        memory = {int(k): v for k, v in state["memory"].items()}
         self.server.load_state_dict(state["server"])
-        self.round, self.models, self.model_of = state["round"], state["models"], state["model_of"]
-        self.memory = {int(k): v for k, v in state["memory"].items()}
+        self.round, self.models, self.model_of, self.memory = state["round"], state["models"], state["model_of"], memory
         self.server_memory = state["server_memory"]
 
 
