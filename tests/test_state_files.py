@@ -12,6 +12,7 @@ from every_method import METHODS, OPTIONS, cohort, models, round_info
 from test_nonfinite import IDS, same
 
 import fastagg
+from fastagg import files
 
 
 def server(name):
@@ -87,7 +88,39 @@ def test_a_failed_write_leaves_the_former_file(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("fastagg.files.save_file", full)
-    with pytest.raises(OSError, match="no space left"):
-        one.save(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="no space left"):
+            one.save(path)
     assert path.read_bytes() == content
+    one.save(path)
+    assert path.read_bytes() != content
+    assert list(tmp_path.iterdir()) == [path]  # nothing is left of the attempt that failed
+
+
+def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
+    gen = torch.Generator().manual_seed(0)
+    for dtype in files.DTYPES:
+        bits = torch.randint(0, 2 if dtype == torch.bool else 256, (48,), generator=gen, dtype=torch.uint8)
+        x = bits.view(dtype)
+        files.save(tmp_path / "x", {"bool": torch.tensor(True), "x": x, "scalar": x[0], "none": x[:0], "part": x[::2]})
+        back = files.load(tmp_path / "x")
+        assert back["x"].dtype == dtype
+        for name, expected in {"x": x, "scalar": x[0], "none": x[:0], "part": x[::2]}.items():
+            assert back[name].shape == expected.shape
+            assert back[name].contiguous().view(-1).view(torch.uint8).tolist() == (
+                expected.contiguous().view(-1).view(torch.uint8).tolist()
+            )
+
+
+def test_a_dtype_that_does_not_fit_is_named(tmp_path):
+    with pytest.raises(fastagg.InputError, match="complex128, which a safetensors file cannot hold"):
+        files.save(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
+
+
+def test_lazy_conjugates_and_negatives_keep_their_values(tmp_path):
+    x = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    files.save(tmp_path / "x", {"conj": x.conj(), "neg": x.conj().imag})
+    back = files.load(tmp_path / "x")
+    assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
+    assert back["neg"].tolist() == [-2.0, 4.0]
