@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import core, finite
+from fastagg import core
+from fastagg.access import Memory
 from fastagg.gram import Gram
 from fastagg.result import Result, Results
 from fastagg.table import InputError, Table
@@ -21,8 +22,8 @@ from fastagg.table import InputError, Table
 class Cohort:
     """The clients of one round: their table, data shares and ids. The Gram is computed when first asked for."""
 
-    def __init__(self, table: Table, n: np.ndarray, ids: list[Any]) -> None:
-        self.table, self.n, self.ids = table, n, ids
+    def __init__(self, table: Table, n: np.ndarray, ids: list[Any], access: Memory | None = None) -> None:
+        self.table, self.n, self.ids, self.access = table, n, ids, access or Memory()
         self._grams: dict[bool, Gram] = {}
 
     @property
@@ -31,12 +32,12 @@ class Cohort:
 
     def part(self, order: Sequence[int]) -> Cohort:
         """Some of the clients, with the shares they have here"""
-        return Cohort(self.table.part(order), self.n[order], [self.ids[k] for k in order])
+        return Cohort(self.table.part(order), self.n[order], [self.ids[k] for k in order], self.access)
 
     def gram(self, layerwise: bool = False) -> Gram:
         """One read of the clients, the first time"""
         if layerwise not in self._grams:
-            self._keep(core.gram_of(self.table, layerwise), layerwise)
+            self._grams[layerwise] = self.access.gram(self.table, layerwise)
         return self._grams[layerwise]
 
     def mix(
@@ -64,19 +65,14 @@ class Cohort:
             is_buffer = (~table.layout.is_param).astype(np.int32)
             w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
         if not with_gram:
-            return core.mix_of(table, w, row, out, check=True, asked=self.table)
-        gram, results = core.gram_mix_of(table, layerwise, w, row, out, check=True)
-        self._keep(gram, layerwise)
+            return self.access.mix(table, w, row, out, self.table)
+        self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
         return results
 
     def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
         """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
         _check_weights(weights)
-        return core.mix_of(self.table, weights, row, out, check=True)
-
-    def _keep(self, gram: Gram, layerwise: bool) -> None:
-        finite.check_gram(self.table, gram)
-        self._grams[layerwise] = gram
+        return self.access.mix(self.table, weights, row, out, self.table)
 
 
 def _check_weights(*weights: np.ndarray) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fastagg import core, files
-from fastagg import table as tables
+from fastagg.access import Memory
 from fastagg.core import Layers, Params
 from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
@@ -65,6 +65,12 @@ class Aggregator:
         client_ids   strings or integers that name the clients over rounds (default: 0, 1, ...). With the same ids, the
                      same clients in another order give the same bits.
         """
+        return self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
+
+    def aggregate_from(
+        self, access: Memory, global_sd: StateDict, client_sds: Sequence[StateDict], sizes, client_ids, out, round_info
+    ) -> Result:
+        """aggregate(), on models that may be elsewhere"""
         for unknown in round_info.keys() - set(self.round_info):
             raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
@@ -74,12 +80,12 @@ class Aggregator:
         ids = check_client_ids(client_ids, len(client_sds)) if isinstance(client_sds, list) else None
         if self.needs_global:
             core.need_global(global_sd)
-        table = tables.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
+        table = access.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
         amounts = check_sizes(sizes, table.K)
         order, dropped = list(range(table.K)) if client_ids is None else by_id(ids), []
         while True:
             try:
-                result = self._round_of(order, table, amounts, ids, out, round_info)
+                result = self._round_of(order, access, table, amounts, ids, out, round_info)
                 break
             except NonFiniteError as error:  # a round that raises leaves no trace: the next try starts where it did
                 if self.on_nonfinite == "raise":
@@ -95,7 +101,9 @@ class Aggregator:
             self.complete(result, ids, round_info)
         return result
 
-    def _round_of(self, order: list[int], table: Table, amounts, ids: list[Any], out, round_info: dict) -> Result:
+    def _round_of(
+        self, order: list[int], access: Memory, table: Table, amounts, ids: list[Any], out, round_info: dict
+    ) -> Result:
         """The round of some of the clients, in this order"""
         K = table.K
         info = {
@@ -109,7 +117,7 @@ class Aggregator:
                 if len(outs) != K:
                     raise InputError(f"out: {len(outs)} state dicts given, {K} needed")
                 out = [outs[k] for k in order]
-        return self.round(Cohort(table, data_shares(amounts[order]), [ids[k] for k in order]), out, **info)
+        return self.round(Cohort(table, data_shares(amounts[order]), [ids[k] for k in order], access), out, **info)
 
     def complete(self, result: Result, ids: list[Any], round_info: dict[str, Any]) -> None:
         """Called when clients were dropped, for what a result is to say of them"""

@@ -1,0 +1,43 @@
+"""Where the models of a round are, for the methods, which do not want to know.
+
+Memory is the plain case: whole models in the memory of this process. Others do the same in another way, and give
+methods the same four calls: models in files are read piece by piece, shards of models have their Grams added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastagg import core, finite
+from fastagg import table as tables
+from fastagg.core import Out
+from fastagg.gram import Gram
+from fastagg.result import Result
+from fastagg.table import StateDict, Table
+
+
+class Memory:
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
+        """The table of the models, once they are checked"""
+        return tables.build(global_sd, client_sds, **options)
+
+    def gram(self, table: Table, layerwise: bool) -> Gram:
+        """Raises NonFiniteError where a client is not finite, as all of these do"""
+        gram = core.gram_of(table, layerwise)
+        finite.check_gram(table, gram)
+        return gram
+
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, asked: Table) -> list[Result]:
+        """weights [S, M, K]; row [T] says which of the S each tensor takes; asked has the clients to look at when a
+        result is not finite"""
+        return core.mix_of(table, weights, row, out, check=True, asked=asked)
+
+    def gram_mix(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
+    ) -> tuple[Gram, list[Result]]:
+        gram, results = core.gram_mix_of(table, layerwise, weights, row, out, check=True)
+        finite.check_gram(table, gram)
+        return gram, results

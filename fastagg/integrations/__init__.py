@@ -1,0 +1,1 @@
+"""fastagg inside the frameworks that people run. Nothing here is imported until asked for."""
