@@ -1,6 +1,7 @@
 # make demo    federated training on embedded data, FedAvg against FedAWA, with a report to look at; then a round of 20
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
+# make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
@@ -18,7 +19,9 @@ NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc
 
 SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
-.PHONY: demo test test-nightly sanitize $(SANITIZERS) bench bench-compare lint format clean
+INTEGRATIONS := flower nvflare
+
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-compare lint format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -27,6 +30,10 @@ demo: $(VENV)/ready
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest
+
+test-integrations: $(INTEGRATIONS:%=test-%)
+$(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
+	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
 
 test-nightly: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/test_large.py
@@ -61,7 +68,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS:%=$(VENV)-%) build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +76,20 @@ $(BIN)/python:
 # Editable, so that a change of a .py file needs no step; a change of a native file builds again.
 $(VENV)/ready: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,demo]"
+	touch $@
+
+# The package as its users get it, built once, with the framework as its extra
+$(VENV)-flower/ready: WITH := flwr[simulation]==1.41.0
+$(VENV)-nvflare/ready: WITH := nvflare==2.9.0
+$(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
+	touch $@
+
+build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py)
+	rm -rf build/wheel build/lib.* build/bdist.*
+	FASTAGG_CUDA=0 $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
 	touch $@
 
 $(VENV)/bench: $(VENV)/ready

@@ -30,7 +30,8 @@ class CMakeBuild(build_ext):
         # said anew each time, for CMake remembers what an earlier build was told or did not find
         configure += ["-UCMAKE_CUDA_COMPILER", f"-DFASTAGG_CUDA={os.environ.get('FASTAGG_CUDA') or 'auto'}"]
         configure.append(f"-DFASTAGG_CUDA_ARCHITECTURES={os.environ.get('FASTAGG_CUDA_ARCHITECTURES', '')}")
-        for former in [*package.glob("_cuda.*.so"), *(HERE / "fastagg").glob("_cuda.*.so")]:
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        for former in [*package.glob("_cuda.*.so"), *((HERE / "fastagg").glob("_cuda.*.so") if in_place else ())]:
             former.unlink()  # if it is not built now, it must not stay
         try:
             subprocess.run(configure, check=True)
