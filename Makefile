@@ -83,7 +83,7 @@ $(VENV)-flower/ready: WITH := flwr[simulation]==1.41.0
 $(VENV)-nvflare/ready: WITH := nvflare==2.9.0
 $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
