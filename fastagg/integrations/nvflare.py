@@ -1,0 +1,323 @@
+"""NVFlare: any method that gives one global model, as the aggregator of a FedAvg job.
+
+    from fastagg.integrations.nvflare import FastAggAggregator
+
+    recipe = FedAvgRecipe(..., aggregator=FastAggAggregator("fedawa"), server_expected_format=ExchangeFormat.PYTORCH)
+
+Only `fastagg` itself is imported here: job export copies what this file names into the job, and the server has fastagg.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.aggregators.weighted_aggregation_helper import (
+    WeightedAggregationHelper,
+    filter_aggregatable_metrics,
+)
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+import fastagg
+
+
+class FastAggAggregator(ModelAggregator):
+    """Aggregates the models of a round with a fastagg method.
+
+    method               a name of fastagg.methods() that gives one global model
+    options              the method's options, {"layerwise": True}: a dict of plain data, so that job export keeps them
+    on_nonfinite         clients with NaN or infinity, other keys, shapes or dtypes, or a weight that is no number:
+                         "raise" ends the job with an error that names client and key; "drop" leaves them out with a
+                         warning, and keeps the former global model if nobody is left
+    weight_key           where FLModel.meta says how much a client's data count. If no client has it, all count equally
+    aggregation_weights  {client name: factor} on top of that, 1 for those not named
+
+    The global model that adaptive methods compare with is the one sent to the clients, seen at the event
+    BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. What a method wants to know of each client (label_dist,
+    local_steps, entropies, lengths) is read from FLModel.meta under that name; override round_info() for the rest.
+
+    FULL models and DIFFs are both aggregated, torch tensors and NumPy arrays, to the like. Where the method needs the
+    global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare left on disk are
+    read one key at a time by methods whose weights do not depend on the models (FedAvg, FedDisco); others need them all
+    in memory. A result's meta has fastagg_weights, fastagg_dropped and, where known, fastagg_coherence; as all meta of
+    the global model, clients get to see it.
+    """
+
+    def __init__(
+        self,
+        method: str = "fedavg",
+        options: dict[str, Any] | None = None,
+        on_nonfinite: str = "raise",
+        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
+        aggregation_weights: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        # job export reads attributes of the arguments' names
+        self.method, self.options, self.on_nonfinite = method, options, on_nonfinite
+        self.weight_key, self.aggregation_weights = weight_key, aggregation_weights
+        self._server = fastagg.aggregator(method, on_nonfinite=on_nonfinite, **(options or {}))
+        if self._server.gives != "global":
+            raise ValueError(f"{method} gives several models; NVFlare's FedAvg sends one to all clients")
+        for name, factor in (aggregation_weights or {}).items():
+            if not _is_weight(factor):
+                raise ValueError(f"aggregation_weights: {name!r} has {factor!r}, expected a number >= 0")
+        self._global: Mapping[str, Any] | None = None
+        self._warned = False
+        self.reset_stats()
+
+    def round_info(self) -> dict[str, Any]:
+        """What the method takes each round besides models and what clients say: FedLAW's proxy. For subclasses."""
+        return {}
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.BEFORE_TRAIN_TASK:
+            self._global = FLModelUtils.from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)).params
+
+    def reset_stats(self) -> None:
+        """Forgets the round's models, not what the method remembers over rounds"""
+        self._models: dict[str, FLModel] = {}
+        self._dropped: list[str] = []
+
+    def accept_model(self, model: FLModel) -> None:
+        """Keeps the model, which keeps its files if it is on disk. What is wrong with it is said in aggregate_model:
+        of an error here NVFlare only makes a line in the log, and the round would go on without the client."""
+        name = (model.meta or {}).get("client_name")
+        if not isinstance(name, str) or not name:
+            raise fastagg.InputError("FLModel.meta has no 'client_name'")
+        if name in self._models:
+            self.warning(f"client {name!r} sent a second model in this round; the first one counts")
+        else:
+            self._models[name] = model
+
+    def aggregate_model(self) -> FLModel:
+        try:
+            return self._aggregate()
+        finally:
+            self.reset_stats()
+            self._global = None
+
+    def _aggregate(self) -> FLModel:
+        self._models = dict(sorted(self._models.items()))  # the order of arrival must not show
+        rounds = [model.current_round for model in self._models.values()]
+        types = Counter(model.params_type for model in self._models.values())
+        kind = types.most_common(1)[0][0] if types else ParamsType.FULL
+        self._leave_out({
+            name: f"it sent {model.params_type}, others {kind}"
+            for name, model in self._models.items() if model.params_type != kind
+        })  # fmt: skip
+        sizes, info = self._sizes(), self._told()
+        sizes = {name: sizes[name] for name in self._models}
+        params, result = self._params(kind, sizes, info)
+        if params is None:
+            params = self._unchanged(kind)
+        meta = self._describe(result) if result is not None else {"fastagg_weights": {}}
+        meta["fastagg_dropped"] = sorted(self._dropped)
+        meta["metrics_aggregation_info"] = {  # lets NVFlare 2.9 list every site's metrics, as with its own aggregation
+            "metric_source": "client_reported_flmodel_metrics",
+            "aggregation": {"method": "weighted_average", "weight_key": self.weight_key},
+            "site_weights": [{"name": n, "weight": sizes[n], "weight_key": self.weight_key} for n in self._models],
+            "use_contribution_sites": True,
+        }
+        self.info(f"{self.method}: weights {meta['fastagg_weights']}, left out {meta['fastagg_dropped']}")
+        return FLModel(
+            params=params,
+            params_type=kind,
+            metrics=self._metrics(sizes),
+            current_round=rounds[0] if rounds else None,
+            meta=meta,
+        )
+
+    def _leave_out(self, faults: Mapping[str, str]) -> None:
+        """Clients that cannot take part, and why"""
+        if not faults:
+            return
+        text = "; ".join(f"client {name!r}: {why}" for name, why in faults.items())
+        if self.on_nonfinite == "raise":
+            raise fastagg.InputError(text)
+        self.warning(f"{self.method}: {text}; left out of this round")
+        for name in faults:
+            del self._models[name]
+        self._dropped += faults
+
+    def _sizes(self) -> dict[str, float]:
+        """How much each client counts, by what it says and the factors given"""
+        said = {name: (model.meta or {}).get(self.weight_key) for name, model in self._models.items()}
+        if said and all(value is None for value in said.values()):
+            if not self._warned:
+                self.warning(f"no client says {self.weight_key!r} in its meta: all count equally")
+            self._warned = True
+            said = dict.fromkeys(said, 1.0)
+        faults = {name: f"{self.weight_key} is {value!r}" for name, value in said.items() if not _is_weight(value)}
+        self._leave_out({name: f"{fault}, expected a number >= 0" for name, fault in faults.items()})
+        factors = self.aggregation_weights or {}
+        return {name: float(said[name]) * factors.get(name, 1.0) for name in self._models}
+
+    def _told(self) -> dict[str, dict[str, np.ndarray]]:
+        """What the clients say of themselves that the method wants to know: name of it -> client -> numbers.
+        Not logits: those are the server's memory."""
+        told = {}
+        for what in sorted(set(self._server.per_client) - {"logits"}):
+            said = {name: (model.meta or {}).get(what) for name, model in self._models.items()}
+            if all(value is None for value in said.values()):
+                continue
+            told[what] = {name: _numbers(value) for name, value in said.items()}
+            shapes = Counter(x.shape for x in told[what].values() if x is not None)
+            usual = shapes.most_common(1)[0][0] if shapes else ()
+            bad = [name for name, x in told[what].items() if x is None or x.shape != usual]
+            self._leave_out({name: f"{what} is {said[name]!r}, expected numbers >= 0, as others have" for name in bad})
+        return told
+
+    def _params(self, kind: ParamsType, sizes: dict, told: dict) -> tuple[dict[str, Any] | None, Any]:
+        """The aggregated params, and a Result that says how; None when no client is left"""
+        if not self._models:
+            if self.on_nonfinite == "raise":
+                raise fastagg.InputError("no client sent a model")
+            return None, None
+        reference = self._reference()
+        wrong = {name: sorted(set(model.params) ^ set(reference)) for name, model in self._models.items()}
+        wrong = {
+            name: f"key {keys[0]!r} is {'missing' if keys[0] in reference else 'not in the model it is compared with'}"
+            for name, keys in wrong.items() if keys
+        }  # fmt: skip
+        if wrong:
+            self._leave_out(wrong)
+            return self._params(kind, sizes, told)
+        on_disk = any(_is_lazy(value) for model in self._models.values() for value in model.params.values())
+        # without a need for the global model, weights do not depend on the models: keys can be mixed one by one
+        one_by_one = on_disk and not self._server.needs_global and self._server.params is None
+        parts = [[key] for key in reference] if one_by_one else [list(reference)]
+        if on_disk:
+            self.info(f"tensors are on disk: read {'one key at a time' if one_by_one else 'all at once'}")
+        params: dict[str, Any] = {}
+        for keys in parts:
+            part = {key: _loaded(reference[key]) for key in keys}
+            clients = {name: {key: _loaded(model.params[key]) for key in keys} for name, model in self._models.items()}
+            misfits = {name: why for name, sd in clients.items() if (why := _misfit(part, sd))}
+            if misfits:
+                self._leave_out(misfits)
+                return self._params(kind, sizes, told)
+            info = {what: np.stack([said[name] for name in clients]) for what, said in told.items()}
+            try:
+                result = self._round(kind, part, clients, [sizes[name] for name in clients], info | self.round_info())
+            except fastagg.InputError as error:
+                if self.on_nonfinite == "raise" or not isinstance(error.__cause__, fastagg.NonFiniteError):
+                    raise
+                self._leave_out(dict.fromkeys(clients, "it is not finite"))
+                return None, None
+            params.update(result)
+            self._dropped += result.dropped
+            if result.dropped:
+                for name in result.dropped:
+                    del self._models[name]
+                if len(parts) > 1:  # keys before this one were mixed with those clients
+                    return self._params(kind, sizes, told)
+        result.names = list(clients)
+        return params, result
+
+    def _reference(self) -> dict[str, Any]:
+        """What clients are compared with: the global model, of the keys that most of them sent"""
+        if self._global is None:
+            if self._server.needs_global:
+                raise fastagg.InputError(
+                    f"{self.method} needs the global model, and this controller fires no BEFORE_TRAIN_TASK"
+                )
+            return next(iter(self._models.values())).params
+        sent = Counter(key for model in self._models.values() for key in model.params)
+        known = {key: value for key, value in self._global.items() if 2 * sent[key] > len(self._models)}
+        return known or dict(self._global)
+
+    def _round(self, kind: ParamsType, part: dict, clients: dict[str, dict], sizes: list[float], info: dict) -> Any:
+        names, models = list(clients), list(clients.values())
+        if not self._server.needs_global:  # a weighted mean: of the updates as of the models
+            return self._server.aggregate(None, models, sizes, names, **info)
+        if kind == ParamsType.FULL:
+            return self._server.aggregate(part, models, sizes, names, **info)
+        center = {key: _widened(value) for key, value in part.items()}
+        moved = [{key: center[key] + _widened(value) for key, value in sd.items()} for sd in models]
+        result = self._server.aggregate(center, moved, sizes, names, **info)
+        for key, like in models[0].items():
+            result[key] = _in_form(result[key] - center[key], like)
+        return result
+
+    def _unchanged(self, kind: ParamsType) -> dict[str, Any]:
+        """What leaves the global model as it is"""
+        if self._global is None:
+            raise fastagg.InputError("no client is left, and the former global model is not known")
+        if kind == ParamsType.FULL:
+            return dict(self._global)
+        return {key: _in_form(torch.zeros(_widened(value).shape), value) for key, value in self._global.items()}
+
+    def _describe(self, result: Any) -> dict[str, Any]:
+        """A result in plain data"""
+        meta: dict[str, Any] = {"fastagg_weights": {}}
+        if result.weights is not None:
+            meta["fastagg_weights"] = dict(zip(result.names, result.weights.movedim(-1, 0).tolist(), strict=True))
+        if result.layers is not None:
+            meta["fastagg_layers"] = list(result.layers)
+        if result.gram is not None:
+            took_part = [k for k, name in enumerate(result.names) if name not in result.dropped]
+            weights = None if result.weights is None else result.weights[..., took_part]
+            meta["fastagg_coherence"] = fastagg.diagnostics(result.gram, weights).coherence.tolist()
+        return meta
+
+    def _metrics(self, sizes: dict[str, float]) -> dict[str, Any] | None:
+        """The clients' metrics weighted by their data, as NVFlare's own FedAvg has them: none if a client has none"""
+        if not self._models or any(model.metrics is None for model in self._models.values()):
+            return None
+        mean = WeightedAggregationHelper()
+        for name, model in self._models.items():
+            if sizes[name] > 0:
+                mean.add(filter_aggregatable_metrics(model.metrics), sizes[name], name, model.current_round)
+        return mean.get_result() or None
+
+
+def _is_weight(value: Any) -> bool:
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return is_number and 0 <= value < 1e300  # a factor must not make it infinite
+
+
+def _is_lazy(value: Any) -> bool:
+    return callable(getattr(value, "materialize", None))
+
+
+def _loaded(value: Any) -> Any:
+    """A tensor that NVFlare left on disk is read; what is in memory stays where it is"""
+    return value.materialize() if _is_lazy(value) else value
+
+
+def _misfit(reference: dict, sd: dict) -> str:
+    """Why a client's tensors are not of the reference's form; nothing if they are"""
+    try:
+        fastagg.table.build(reference, [sd])
+    except fastagg.InputError as error:
+        return str(error).removeprefix("client 0: ")
+    return ""
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """A client's word as numbers >= 0; None if it is something else"""
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return numbers if np.isfinite(numbers).all() and (numbers >= 0).all() else None
+
+
+def _widened(value: Any) -> torch.Tensor:
+    """In float32 if it is a 16-bit format: a model plus an update would lose most of the update there"""
+    tensor = fastagg.table.as_tensor(value, "the model", "")
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _in_form(tensor: torch.Tensor, like: Any) -> Any:
+    return tensor.to(like.dtype) if isinstance(like, torch.Tensor) else tensor.numpy().astype(like.dtype)

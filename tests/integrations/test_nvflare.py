@@ -1,0 +1,363 @@
+"""The NVFlare aggregator on real FLModels, without a simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare", reason="needs nvflare: make test-integrations")
+
+import torch
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
+from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict, _LazyRef
+from safetensors.torch import save_file
+
+import fastagg
+from fastagg.integrations.nvflare import FastAggAggregator
+
+pytestmark = pytest.mark.integration
+
+SITES = ("site-1", "site-2", "site-3")
+SIZES = (100, 300, 50)
+
+
+def model(seed, near=None):
+    """With a BatchNorm and its counter; near: what a client makes of that model"""
+    generator = torch.Generator().manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    sd = {key: torch.randn(value.shape, generator=generator) for key, value in net.state_dict().items()}
+    if near is not None:
+        sd = {key: near[key] + 0.1 * value for key, value in sd.items()}
+    sd["1.num_batches_tracked"] = torch.tensor(seed)
+    return sd
+
+
+def as_numpy(sd):
+    return {key: value.numpy() for key, value in sd.items()}
+
+
+def minus(a, b):
+    return {key: a[key] - b[key] for key in a}
+
+
+@pytest.fixture
+def sent():
+    return model(0)
+
+
+@pytest.fixture
+def returned(sent):
+    return [model(k + 1, near=sent) for k in range(3)]
+
+
+def event(aggregator, global_sd):
+    """What the controller does when it sends the model out"""
+    context = FLContext()
+    context.set_prop(AppConstants.TRAIN_SHAREABLE, FLModelUtils.to_shareable(FLModel(params=global_sd)), private=True)
+    aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, context)
+
+
+def fl_model(name, params, kind=ParamsType.FULL, size=None, accuracy=None, **meta):
+    meta = {"client_name": name, **meta}
+    if size is not None:
+        meta["NUM_STEPS_CURRENT_ROUND"] = size
+    metrics = None if accuracy is None else {"accuracy": accuracy}
+    return FLModel(params=params, params_type=kind, metrics=metrics, current_round=4, meta=meta)
+
+
+def run(aggregator, global_sd, clients, kind=ParamsType.FULL, sizes=SIZES, order=None, **kw):
+    aggregator.reset_stats()
+    if global_sd is not None:
+        event(aggregator, global_sd)
+    for k in order or range(len(clients)):
+        meta = {what: values[k] for what, values in kw.items()}
+        aggregator.accept_model(fl_model(SITES[k], clients[k], kind, None if sizes is None else sizes[k], **meta))
+    return aggregator.aggregate_model()
+
+
+def assert_equal(a, b):
+    assert list(a) == list(b)
+    for key in a:
+        assert a[key].dtype == b[key].dtype, key
+        assert torch.equal(a[key], b[key]), key
+
+
+@pytest.mark.parametrize("numpy", [False, True], ids=["torch", "numpy"])
+@pytest.mark.parametrize("kind", list(ParamsType))
+def test_fedavg_is_what_nvflare_computes(sent, returned, kind, numpy):
+    clients = returned if kind == ParamsType.FULL else [minus(sd, sent) for sd in returned]
+    if numpy:
+        sent, clients = as_numpy(sent), [as_numpy(sd) for sd in clients]
+    ours = run(FastAggAggregator(), sent, clients, kind, accuracy=(0.5, 0.9, 0.1))
+    theirs = BaseFedAvg.aggregate_fn(
+        [fl_model(n, sd, kind, s, a) for n, sd, s, a in zip(SITES, clients, SIZES, (0.5, 0.9, 0.1), strict=True)]
+    )
+    assert ours.params_type == theirs.params_type == kind
+    assert ours.current_round == 4
+    assert ours.metrics == pytest.approx(theirs.metrics)
+    for key in sent:
+        if "num_batches" not in key:  # theirs becomes a mean, and a float
+            assert type(ours.params[key]) is type(clients[0][key])
+            np.testing.assert_allclose(ours.params[key], theirs.params[key], rtol=1e-5, atol=1e-6)
+    assert ours.params["1.num_batches_tracked"].dtype == clients[0]["1.num_batches_tracked"].dtype
+    assert ours.params["1.num_batches_tracked"] == 3
+    assert ours.meta["fastagg_weights"] == pytest.approx({n: s / 450 for n, s in zip(SITES, SIZES, strict=True)})
+
+
+def test_the_controller_takes_results_over(sent, returned):
+    """FULL and DIFF end in the same global model, by NVFlare's own update"""
+    new = []
+    for kind in ParamsType:
+        clients = returned if kind == ParamsType.FULL else [minus(sd, sent) for sd in returned]
+        result = run(FastAggAggregator("fedawa", {"variant": "paper", "steps": 20, "lr": 0.1}), sent, clients, kind)
+        new.append(FLModelUtils.update_model(FLModel(params=dict(sent)), result).params)
+    for key in sent:
+        torch.testing.assert_close(new[0][key], new[1][key], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(new[0]["0.weight"], sent["0.weight"], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedawa", {"layerwise": True}), ("simprox", {}), ("ldawa", {}), ("geometric_median", {}), ("fedadam", {})],
+)
+def test_methods_are_fastaggs(sent, returned, method, options):
+    result = run(FastAggAggregator(method, options), sent, returned)
+    expected = fastagg.aggregator(method, **options).aggregate(sent, returned, SIZES, SITES)
+    assert_equal(result.params, dict(expected))
+    if options:
+        assert result.meta["fastagg_layers"] == ["0", "1", "2"]
+        assert result.meta["fastagg_weights"]["site-2"] == expected.weights[:, 1].tolist()
+
+
+def test_bfloat16_updates_are_not_lost(sent):
+    """An update below half a unit in the last place of the model vanishes if added in bfloat16"""
+    half = {key: value.bfloat16() if value.is_floating_point() else value for key, value in sent.items()}
+    half["0.weight"] = torch.ones(5, 7, dtype=torch.bfloat16)
+    updates = [{key: torch.zeros_like(value) for key, value in half.items()} for _ in range(3)]
+    for k, update in enumerate(updates):
+        update["0.weight"] += 0.001 * (k + 1)
+    result = run(FastAggAggregator("geometric_median"), half, updates, ParamsType.DIFF)
+    assert result.params["0.weight"].dtype == torch.bfloat16
+    assert 0.0009 < result.params["0.weight"].float().mean() < 0.0031
+    full = run(FastAggAggregator("fedawa"), half, [half, half, half])
+    assert {key: value.dtype for key, value in full.params.items()} == {key: v.dtype for key, v in half.items()}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedawa", "simprox"])
+def test_order_of_arrival_does_not_matter(sent, returned, method):
+    first = run(FastAggAggregator(method), sent, returned)
+    other = run(FastAggAggregator(method), sent, returned, order=[2, 0, 1])
+    assert_equal(first.params, other.params)
+    assert first.meta == other.meta
+
+
+def test_memory_outlives_the_round(sent, returned):
+    aggregator = FastAggAggregator("fedawa")
+    first, second = (run(aggregator, sent, returned).meta["fastagg_weights"] for _ in range(2))
+    assert first != second  # the second round starts from the logits of the first
+    server = fastagg.aggregator("fedawa")
+    expected = [server.aggregate(sent, returned, SIZES, SITES).weights.tolist() for _ in range(2)]
+    assert [list(first.values()), list(second.values())] == expected
+
+
+def test_inputs_are_not_modified(sent, returned):
+    before = [{key: value.clone() for key, value in sd.items()} for sd in (sent, *returned)]
+    run(FastAggAggregator("fedawa"), sent, returned, ParamsType.DIFF)
+    run(FastAggAggregator("fedawa"), sent, returned)
+    for was, sd in zip(before, (sent, *returned), strict=True):
+        assert_equal(was, sd)
+
+
+def broken(sd, how):
+    sd = dict(sd)
+    if how == "nan":
+        sd["2.weight"] = sd["2.weight"] * float("nan")
+    elif how == "shape":
+        sd["2.weight"] = sd["2.weight"][:1]
+    elif how == "dtype":
+        sd["2.weight"] = sd["2.weight"].double()
+    elif how == "missing":
+        del sd["2.weight"]
+    elif how == "extra":
+        sd["2.weight.more"] = sd["2.weight"].clone()
+    return sd
+
+
+HOW = ["nan", "shape", "dtype", "missing", "extra"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("method", ["fedavg", "fedawa"])
+@pytest.mark.parametrize("how", HOW)
+def test_a_bad_model_is_named_or_left_out(sent, returned, how, method, on_disk, tmp_path):
+    clients = [broken(returned[0], how), *returned[1:]]
+    if on_disk:
+        clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(clients)]
+    with pytest.raises(fastagg.InputError, match=r"site-1.*2\.weight"):
+        run(FastAggAggregator(method), sent, clients)
+    result = run(FastAggAggregator(method, on_nonfinite="drop"), sent, clients, accuracy=(float("nan"), 0.5, 0.5))
+    expected = fastagg.aggregator(method).aggregate(sent, returned[1:], SIZES[1:], SITES[1:])
+    assert_equal(result.params, dict(expected))
+    assert result.meta["fastagg_dropped"] == ["site-1"]
+    assert result.meta["fastagg_weights"].get("site-1", 0) == 0
+    assert result.metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "many", True, None, [3], 10**400])
+def test_a_bad_weight_is_named_or_left_out(sent, returned, weight):
+    sizes = (100, weight, 50)
+    with pytest.raises(fastagg.InputError, match=r"site-2.*NUM_STEPS_CURRENT_ROUND"):
+        run(FastAggAggregator(), sent, returned, sizes=sizes)
+    result = run(FastAggAggregator(on_nonfinite="drop"), sent, returned, sizes=sizes)
+    assert result.meta["fastagg_weights"] == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
+    assert result.meta["fastagg_dropped"] == ["site-2"]
+
+
+def test_weights_from_elsewhere(sent, returned, caplog):
+    result = run(FastAggAggregator(weight_key="rows"), sent, returned, rows=(np.int64(3), 1.0, 0))
+    assert result.meta["fastagg_weights"] == {"site-1": 0.75, "site-2": 0.25, "site-3": 0.0}
+    result = run(FastAggAggregator(), sent, returned, sizes=(0, 0, 2), accuracy=(0.1, 0.2, 0.7))
+    assert result.metrics == pytest.approx({"accuracy": 0.7})
+    aggregator = FastAggAggregator()  # nothing is divided by the weight of a metric that only site-1 has
+    for name, size, metrics in (("site-1", 0, {"loss": 3.0}), ("site-2", 5, {"accuracy": 0.5})):
+        sent_back = fl_model(name, returned[0], size=size)
+        sent_back.metrics = metrics
+        aggregator.accept_model(sent_back)
+    assert aggregator.aggregate_model().metrics == {"accuracy": 0.5}
+    result = run(FastAggAggregator(aggregation_weights={"site-3": 4}), sent, returned, sizes=(1, 1, 1))
+    assert result.meta["fastagg_weights"] == pytest.approx({"site-1": 1 / 6, "site-2": 1 / 6, "site-3": 4 / 6})
+    aggregator = FastAggAggregator()
+    for _ in range(2):
+        result = run(aggregator, sent, returned, sizes=None)
+    assert result.meta["fastagg_weights"] == pytest.approx(dict.fromkeys(SITES, 1 / 3))
+    assert caplog.text.count("all count equally") == 1
+
+
+def test_what_clients_say_reaches_the_method(sent, returned):
+    steps = (2, 9, 4)
+    result = run(FastAggAggregator("fednova"), sent, returned, local_steps=steps)
+    expected = fastagg.fednova(sent, returned, SIZES, local_steps=steps, client_ids=SITES)
+    assert_equal(result.params, dict(expected))
+    for bad in (None, "x", -1, float("nan"), [1, 2]):
+        with pytest.raises(fastagg.InputError, match=r"site-3.*local_steps"):
+            run(FastAggAggregator("fednova"), sent, returned, local_steps=(2, 9, bad))
+        result = run(FastAggAggregator("fednova", on_nonfinite="drop"), sent, returned, local_steps=(2, 9, bad))
+        assert result.meta["fastagg_dropped"] == ["site-3"]
+    honest, forged = (
+        run(FastAggAggregator("fedawa"), sent, returned, **kw) for kw in ({}, {"logits": (9.0, 0.0, 0.0)})
+    )
+    assert honest.meta == forged.meta  # a client has no say in its logits
+
+
+def test_a_subclass_gives_other_round_info(sent, returned):
+    class Remembering(FastAggAggregator):
+        def round_info(self):
+            return {"logits": [0.0, 1.0, 2.0]}
+
+    weights = run(Remembering("fedawa"), sent, returned, order=[1, 2, 0]).meta["fastagg_weights"]
+    assert weights == pytest.approx(dict(zip(SITES, torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("kind", list(ParamsType))
+def test_nobody_left_keeps_the_global_model(sent, returned, kind):
+    clients = [broken(sd, "nan") for sd in returned]
+    for bad in (clients, [broken(sd, "dtype") for sd in returned]):
+        result = run(FastAggAggregator("fedawa", on_nonfinite="drop"), sent, bad, kind)
+        new = FLModelUtils.update_model(FLModel(params=dict(sent)), result)
+        assert_equal(new.params, sent)
+        assert result.meta["fastagg_dropped"] == list(SITES)
+        assert result.metrics is None
+    with pytest.raises(fastagg.InputError, match="site-1"):
+        run(FastAggAggregator("fedawa"), sent, clients, kind)
+    with pytest.raises(fastagg.InputError, match="no client sent a model"):
+        run(FastAggAggregator(), sent, [])
+
+
+def test_kinds_do_not_mix(sent, returned):
+    for aggregator in (FastAggAggregator(), FastAggAggregator(on_nonfinite="drop")):
+        aggregator.reset_stats()
+        event(aggregator, sent)
+        for name, sd, kind in zip(SITES, returned, ("FULL", "DIFF", "FULL"), strict=True):
+            aggregator.accept_model(fl_model(name, sd, kind, 1))
+        if aggregator.on_nonfinite == "raise":
+            with pytest.raises(fastagg.InputError, match=r"site-2.*DIFF"):
+                aggregator.aggregate_model()
+        else:
+            assert aggregator.aggregate_model().meta["fastagg_dropped"] == ["site-2"]
+
+
+def test_clients_may_send_a_part_of_the_model(sent, returned):
+    parts = [{key: sd[key] for key in ("2.weight", "2.bias")} for sd in returned]
+    result = run(FastAggAggregator("fedawa"), sent, parts, ParamsType.FULL)
+    assert list(result.params) == ["2.weight", "2.bias"]
+
+
+def test_a_second_model_is_ignored_and_one_without_a_name_refused(sent, returned):
+    aggregator = FastAggAggregator()
+    aggregator.accept_model(fl_model("site-1", returned[0], size=1))
+    aggregator.accept_model(fl_model("site-1", returned[1], size=1))
+    with pytest.raises(fastagg.InputError, match="client_name"):
+        aggregator.accept_model(FLModel(params=returned[2]))
+    assert_equal(aggregator.aggregate_model().params, returned[0])
+
+
+def test_adaptive_methods_say_that_they_lack_the_global_model(returned):
+    with pytest.raises(fastagg.InputError, match="fedawa needs the global model"):
+        run(FastAggAggregator("fedawa"), None, returned)
+
+
+def test_the_constructor_refuses_what_cannot_work():
+    with pytest.raises(ValueError, match="cwfedavg gives several models"):
+        FastAggAggregator("cwfedavg")
+    with pytest.raises(ValueError, match="did you mean 'fedawa'"):
+        FastAggAggregator("fedawaa")
+    with pytest.raises(TypeError, match="no option 'layer_wise'"):
+        FastAggAggregator("fedawa", {"layer_wise": True})
+    with pytest.raises(ValueError, match="site-1"):
+        FastAggAggregator(aggregation_weights={"site-1": -1})
+
+
+def lazy(sd, folder):
+    """As NVFlare leaves streamed tensors on disk"""
+    folder.mkdir()
+    save_file(sd, folder / "tensors.safetensors")
+    on_disk = LazyTensorDict({key: (str(folder / "tensors.safetensors"), key) for key in sd}, str(folder))
+    return {key: on_disk.make_lazy_ref(key) for key in sd}
+
+
+def test_names_of_parameters_with_tensors_on_disk(sent, returned, tmp_path):
+    clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(returned)]
+    result = run(FastAggAggregator(options={"params": ["0.weight", "2.weight"]}), sent, clients)
+    assert_equal(result.params, run(FastAggAggregator(), sent, returned).params)
+
+
+@pytest.mark.parametrize("kind", list(ParamsType))
+@pytest.mark.parametrize("method", ["fedavg", "feddisco", "fedawa"])
+def test_tensors_on_disk(sent, returned, method, kind, tmp_path, monkeypatch):
+    info = {"label_dist": ([1, 2], [3, 1], [2, 2])} if method == "feddisco" else {}
+    expected = run(FastAggAggregator(method), sent, returned, kind, **info)
+
+    alive, most, really = [], 0, _LazyRef.materialize
+
+    def count(ref):
+        nonlocal most
+        tensor = really(ref)
+        alive.append(torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage()))
+        most = max(most, sum(not ref.expired() for ref in alive))
+        return tensor
+
+    monkeypatch.setattr(_LazyRef, "materialize", count)
+    clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(returned)]
+    aggregator = FastAggAggregator(method)
+    result = run(aggregator, sent, clients, kind, **info)
+    assert_equal(result.params, expected.params)
+    assert len(alive) == 3 * len(sent)  # each was read once
+    # one key at a time, and what is left of the one before while the next is read
+    assert most <= 6 if method != "fedawa" else most == 3 * len(sent)
+    clients.clear()
+    assert not list(tmp_path.iterdir())  # nothing holds the files once the round is over
