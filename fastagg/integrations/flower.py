@@ -1,0 +1,156 @@
+"""fastagg as a Flower strategy.
+
+    from fastagg.integrations.flower import FastAgg
+
+    strategy = FastAgg(method="fedawa", fraction_train=0.5)     # where there was FedAvg(fraction_train=0.5)
+
+Clients stay as they are. With bfloat16 models they use `pack` and `unpack` from here, for Flower's own conversion goes
+through NumPy, which has no such dtype. For Flower's former API (flwr.server.strategy) there is FastAggLegacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from fastagg.integrations.flower_arrays import blank, pack, unpack, view
+from fastagg.integrations.flower_round import Reply, Server, check_info, check_model, check_size, split_options
+from fastagg.methods.common import Aggregator
+from fastagg.result import Result, Results
+from fastagg.table import InputError
+
+# after ours, which say what to install where there is no Flower
+# isort: split
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+if TYPE_CHECKING:
+    from fastagg.integrations.flower_legacy import FastAgg as FastAggLegacy
+
+__all__ = ["FastAgg", "FastAggLegacy", "pack", "unpack", "view"]
+
+
+class FastAgg(FedAvg):
+    """Flower's FedAvg with another aggregation: every method of fastagg, by its name and with its options.
+
+    method       a name that fastagg.methods() lists, or an aggregator made by fastagg.aggregator()
+    round_info   what the method takes each round besides models (fedlaw: {"proxy": loader}): a dict, or a function from
+                 the number of the round to one
+    options      FedAvg's own arguments (fraction_train, weighted_by_key, ...), and the method's
+
+    Nodes are told apart by their ids, so what a method remembers of a client follows it over rounds. Numbers that a
+    method wants of each client (class_dist, label_dist, local_steps, entropies, lengths) are read from the
+    MetricRecord of its reply, by that name, and are not averaged with the other metrics.
+
+    Methods that give a model per client or per cluster send each node its own, for training and for evaluation; a
+    node that has none yet gets the global model, which is then the plain average of the round's clients.
+
+    A reply that cannot be used (another form, NaN, no num-examples, metrics unlike those of most others) raises an
+    InputError that names the node. With on_nonfinite="drop" it is left out with a warning, and a round that leaves
+    nothing to aggregate keeps the former model: no client can end the server.
+
+    Added to the metrics of a round: "fastagg-clients", the nodes used, and "fastagg-weights", their weights in that
+    order (by layers: the mean over parameters); "fastagg-dropped", the nodes left out; "fastagg-coherence", where the
+    method computes a Gram.
+
+    aggregator   the method; its save() and load() keep what it remembers
+    result       of the last round, with full weights, Gram and more. Its tensors look into what is sent to clients and
+                 must not be written.
+    """
+
+    def __init__(
+        self,
+        method: str | Aggregator = "fedavg",
+        *,
+        round_info: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        theirs, ours = split_options(FedAvg, options)
+        self._server = Server(method, ours, round_info, blank, view)
+        super().__init__(**theirs)
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self._server.aggregator
+
+    @property
+    def result(self) -> Result | Results | None:
+        return self._server.result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._server.center = view(arrays, "the global model")
+        return self._personal(super().configure_train(server_round, arrays, config, grid))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self._personal(super().configure_evaluate(server_round, arrays, config, grid))
+
+    def _personal(self, messages: Iterable[Message]) -> list[Message]:
+        messages = list(messages)
+        for message in messages:
+            own = self._server.start_of(message.metadata.dst_node_id)
+            if own is not None:
+                message.content = RecordDict({**message.content, self.arrayrecord_key: own})
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
+        if not valid:
+            return None, None
+        good, bad = self._server.select(_by_node(valid), self._read_model)
+        arrays, used, about = self._server.aggregate(server_round, good, bad)
+        metrics = self._averaged(used, self.train_metrics_aggr_fn) or MetricRecord()
+        metrics.update({f"fastagg-{name}": value for name, value in about.items()})
+        return arrays, metrics
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        valid, _ = self._check_and_log_replies(replies, is_train=False, validate=False)
+        good, _ = self._server.select(_by_node(valid), self._read_metrics)
+        return self._averaged(good, self.evaluate_metrics_aggr_fn)
+
+    def _averaged(self, replies: list[Reply], average: Callable) -> MetricRecord | None:
+        if not any(reply.size for reply in replies):
+            return None
+        contents = []
+        for reply in replies:
+            [(name, metrics)] = reply.origin.metric_records.items()
+            rest = {key: value for key, value in metrics.items() if key not in self._server.asked}
+            contents.append(RecordDict({**reply.origin, name: MetricRecord(rest)}))
+        return average(contents, self.weighted_by_key)
+
+    def _read_metrics(self, node: int, content: RecordDict) -> Reply:
+        if len(content.metric_records) != 1:
+            raise InputError(f"node {node}: its reply has {len(content.metric_records)} MetricRecords, expected one")
+        [metrics] = content.metric_records.values()
+        if self.weighted_by_key not in metrics:
+            raise InputError(f"node {node}: its metrics have no {self.weighted_by_key!r}")
+        size = check_size(node, self.weighted_by_key, metrics[self.weighted_by_key])
+        form = tuple(sorted((key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()))
+        info = {name: check_info(node, name, metrics[name]) for name in self._server.asked if name in metrics}
+        return Reply(node, content, size, form, info)
+
+    def _read_model(self, node: int, content: RecordDict) -> Reply:
+        reply = self._read_metrics(node, content)
+        if len(content.array_records) != 1:
+            raise InputError(f"node {node}: its reply has {len(content.array_records)} ArrayRecords, expected one")
+        [arrays] = content.array_records.values()
+        reply.model = check_model(node, view(arrays, f"node {node}"), self._server.center)
+        return reply
+
+
+def _by_node(replies: list[Message]) -> list[tuple[int, RecordDict]]:
+    return [(reply.metadata.src_node_id, reply.content) for reply in replies]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FastAggLegacy":
+        from fastagg.integrations.flower_legacy import FastAgg as legacy
+
+        return legacy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,157 @@
+"""Flower's arrays and state dicts: read where they lie, and bfloat16 too, which NumPy has no dtype for.
+
+Flower sends an array as the bytes of an npy file. np.load copies them, which takes longer than to aggregate them; here
+a tensor looks into the bytes. A client whose model has bfloat16 tensors uses `pack` and `unpack` instead of Flower's
+`ArrayRecord(state_dict)` and `record.to_torch_state_dict()`; for all other models they do the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fastagg.table import DTYPE_CODE, InputError, StateDict, as_tensor
+
+try:
+    from flwr.app import Array, ArrayRecord
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("fastagg.integrations.flower needs Flower: pip install 'fastagg[flower]'") from error
+
+NUMPY = "numpy.ndarray"  # Flower's name for an npy file
+BFLOAT16 = "fastagg.bfloat16"  # an npy file of the 16 bits. Flower's own code refuses it: better than misreading it
+
+_TORCH_HAS = frozenset(np.dtype(t).str for t in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
+_LONGEST_HEADER = 4096
+_HEADER = re.compile(r"\{'descr':'([<>=|][a-z][0-9]{1,2})','fortran_order':(True|False),'shape':(\([0-9,]*\)),?\}\n?")
+
+
+def pack(state_dict: StateDict) -> ArrayRecord:
+    """A state dict as Flower sends it: ArrayRecord(state_dict), but with bfloat16 too"""
+    model = {key: as_tensor(value, "the model", key).detach().cpu() for key, value in state_dict.items()}
+    record = blank(model)
+    for key, target in view(record).items():
+        np.copyto(_bits(target), _bits(model[key].resolve_neg()))
+    return record
+
+
+def blank(like: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """A record for a model of this form, whose numbers the caller writes (through view) before anyone reads them"""
+    record = ArrayRecord()
+    for key, tensor in like.items():
+        if tensor.dtype not in DTYPE_CODE:
+            raise InputError(f"the model: key {key!r} has dtype {tensor.dtype}, which cannot be aggregated")
+        stype = BFLOAT16 if tensor.dtype == torch.bfloat16 else NUMPY
+        name = str(tensor.dtype).removeprefix("torch.")
+        record[key] = Array(name, tuple(tensor.shape), stype, blank_npy(tensor.dtype, tuple(tensor.shape)))
+    return record
+
+
+def unpack(record: ArrayRecord) -> OrderedDict[str, torch.Tensor]:
+    """The state dict in a record of pack(), or of Flower's own making: tensors of their own, to be changed at will"""
+    return OrderedDict((key, _copy(tensor)) for key, tensor in view(record).items())
+
+
+def view(record: Mapping[str, Array], who: str = "the record") -> dict[str, torch.Tensor]:
+    """The same without a copy. Nobody may write to these tensors: they look into the record's bytes."""
+    return {key: _tensor(array.data, array.stype, who, key) for key, array in record.items()}
+
+
+def view_npy(data: bytes, who: str, key: str) -> torch.Tensor:
+    """The bytes of an npy file as a tensor over the same memory"""
+    return _tensor(data, NUMPY, who, key)
+
+
+def _tensor(data: bytes, stype: str, who: str, key: str) -> torch.Tensor:
+    if stype not in (NUMPY, BFLOAT16):
+        raise InputError(f"{who}: key {key!r} has serialisation type {stype!r}, expected {NUMPY!r} or {BFLOAT16!r}")
+    try:
+        array = npy_array(data)
+        if array.dtype.isnative and array.flags.c_contiguous and array.dtype.str in _TORCH_HAS:
+            tensor = torch.from_numpy(np.asarray(_Writable(data, array)))
+        else:
+            tensor = as_tensor(array, who, key)
+        return tensor if stype == NUMPY else _bfloat16(tensor)
+    except InputError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{who}: key {key!r} is not an array as NumPy saves them: {error}") from None
+
+
+class _Writable:
+    """An array's memory without its read-only flag, which torch warns about. as_tensor() does this for any array, but
+    takes three times as long, and there are as many calls as all clients have tensors."""
+
+    __slots__ = ("__array_interface__", "array")
+
+    def __init__(self, data: bytes, array: np.ndarray) -> None:
+        self.array = array  # keeps the memory alive
+        address = ctypes.cast(data, ctypes.c_void_p).value + len(data) - array.nbytes
+        self.__array_interface__ = {
+            "version": 3, "typestr": array.dtype.str, "shape": array.shape, "data": (address, False),
+        }  # fmt: skip
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """By NumPy: torch would start threads, which a machine with several clients on it has no cores for"""
+    return torch.from_numpy(_bits(tensor).copy()).view(tensor.dtype)
+
+
+def _bfloat16(bits: torch.Tensor) -> torch.Tensor:
+    if bits.dtype != torch.int16:
+        raise ValueError(f"the bits of bfloat16 numbers are given as {bits.dtype}")
+    return bits.view(torch.bfloat16)
+
+
+def npy_array(data: bytes) -> np.ndarray:
+    """An array over the memory of an npy file's bytes; ValueError, and nothing worse, where they are damaged"""
+    if not isinstance(data, bytes):
+        raise ValueError(f"it is a {type(data).__name__}, expected bytes")
+    size = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(data[:8])  # of the header's length
+    if size is None:
+        raise ValueError("it does not begin as an npy file of version 1 or 2")
+    start = 8 + size + int.from_bytes(data[8 : 8 + size], "little")
+    if start > min(len(data), _LONGEST_HEADER):
+        raise ValueError("its header is cut off, or too long")
+    dtype, order, shape = _header(data[8 + size : start])
+    count = math.prod(shape)
+    if count * dtype.itemsize != len(data) - start:
+        raise ValueError(f"{shape} of {dtype} are {count * dtype.itemsize} bytes, but {len(data) - start} came")
+    return np.frombuffer(data, dtype, count, start).reshape(shape, order=order)
+
+
+@lru_cache(maxsize=4096)  # all clients send the same headers, and to read one takes longer than to average a bias
+def _header(text: bytes) -> tuple[np.dtype, str, tuple[int, ...]]:
+    found = _HEADER.fullmatch(text.decode("latin1").replace(" ", ""))
+    if found is None:
+        raise ValueError("its header cannot be read")
+    descr, fortran, dims = found.groups()
+    dtype, shape = np.dtype(descr), tuple(int(n) for n in dims[1:-1].split(",") if n)
+    if dtype.kind not in "fiub" or str(shape).replace(" ", "") != dims:
+        raise ValueError(f"its header says {dtype} and {dims}")
+    return dtype, "F" if fortran == "True" else "C", shape
+
+
+def blank_npy(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """An npy file, as np.save writes it, whose numbers are yet to be written"""
+    numbers = np.dtype(np.int16) if dtype == torch.bfloat16 else torch.empty(0, dtype=dtype).numpy().dtype
+    text = f"{{'descr': {numbers.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"  # so that numbers begin at a multiple of 64
+    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    data = _new_bytes(None, len(head) + math.prod(shape) * numbers.itemsize)
+    ctypes.memmove(ctypes.cast(data, ctypes.c_void_p), head, len(head))
+    return data
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize  # with None: bytes to be filled before they are handed out
+_new_bytes.restype, _new_bytes.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)

@@ -1,0 +1,182 @@
+"""examples/flower as people run it: `flwr run` against a SuperLink, with a simulation and with SuperNodes of their own.
+
+Everything is on loopback and in processes of its own, in a session that is ended whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
+pytest.importorskip("sklearn", reason="needs scikit-learn: make test-integrations")
+import httpx
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+LIMIT = float(os.environ.get("FASTAGG_TEST_LIMIT", "115"))  # seconds for a test; a busy machine may want more
+
+# What the test lays over the example's client: one that sends NaN, and one that never ends its training
+FAULTS = """
+import time
+from pathlib import Path
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+from fastagg_digits.client_app import app as good
+
+def fault(message, context, call):
+    kind = context.node_config.get("fault", "")
+    if kind.startswith("die"):
+        Path(kind[4:]).touch()
+        time.sleep(3600)
+    reply = call(message, context)
+    if kind == "nan" and message.content["config"]["server-round"] >= 2 and "arrays" in reply.content:
+        model = reply.content["arrays"].to_torch_state_dict()
+        reply.content["arrays"] = ArrayRecord({key: value * float("nan") for key, value in model.items()})
+    return reply
+
+app = ClientApp(mods=[fault])
+app.train()(good)
+app.evaluate()(good)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Federation:
+    """A SuperLink, and the processes around it"""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.stack, self.port = folder, stack, free_port()
+        self.deadline = time.monotonic() + LIMIT
+        self.logs: list[Path] = []
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        self.env = {
+            **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0", "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost",
+        }  # fmt: skip
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+
+    def start(self, name: str, *command: str) -> subprocess.Popen:
+        self.logs.append(self.folder / f"{name}.log")
+        with self.logs[-1].open("wb") as log:
+            process = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]], env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.stack.callback(end, process)
+        return process
+
+    def superlink(self, *options: str) -> None:
+        self.start(
+            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port),
+            "--disable-runtime-dependency-installation", *options,
+        )  # fmt: skip
+        self.wait(self.is_up, "the SuperLink did not start")
+
+    def is_up(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=1, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def run(self, app: Path, *options: str, **config: object) -> None:
+        given = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
+        self.start("run", "flwr", "run", str(app), "test", "--stream", "--run-config", given, *options)
+
+    def wait(self, done, what: str) -> None:
+        while not done():
+            if time.monotonic() > self.deadline:
+                pytest.fail(f"{what}\n{self.said()}")
+            time.sleep(0.2)
+
+    def report(self, path: Path) -> dict[int, dict]:
+        self.wait(path.exists, "the server did not finish")
+        time.sleep(0.2)  # it may be writing
+        return {int(r): numbers for r, numbers in json.loads(path.read_text()).items()}
+
+    def said(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in self.logs)
+
+
+def end(process: subprocess.Popen) -> None:
+    """The process, and all that it started"""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def federation(tmp_path):
+    with ExitStack() as stack:
+        yield Federation(tmp_path, stack)
+
+
+@pytest.fixture
+def app(tmp_path) -> Path:
+    return shutil.copytree(ROOT / "examples" / "flower", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def test_simulation(federation, app, tmp_path):
+    pytest.importorskip("ray", reason="needs flwr[simulation]: make test-integrations")
+    federation.superlink("--simulation")
+    report = tmp_path / "report.json"
+    nodes = "num-supernodes=3 client-resources-num-cpus=1"
+    federation.run(
+        app, "--federation-config", nodes, num_server_rounds=3, min_nodes=3, report=str(report), method="cwfedavg"
+    )
+    rounds = federation.report(report)
+    assert sorted(rounds) == [0, 1, 2, 3]
+    assert rounds[3]["accuracy"] > 0.6 > rounds[0]["accuracy"], federation.said()
+    assert rounds[3]["accuracy-at-clients"] > rounds[3]["accuracy"]  # where each has its own model and its own data
+    assert len(rounds[3]["fastagg-clients"]) == 3
+    assert rounds[3]["fastagg-dropped"] == []
+
+
+def test_supernodes_of_which_one_sends_nan_and_one_dies(federation, app, tmp_path):
+    (app / "fastagg_digits" / "faults.py").write_text(FAULTS)
+    toml = app / "pyproject.toml"
+    toml.write_text(toml.read_text().replace("fastagg_digits.client_app:app", "fastagg_digits.faults:app"))
+    federation.superlink()
+    training, report = tmp_path / "training", tmp_path / "report.json"
+    nodes = []
+    for k, fault in enumerate(["", "", "nan", f"die {training}"]):
+        nodes.append(
+            federation.start(
+                f"node{k}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
+                "--host", "127.0.0.1", "--port", str(free_port()),
+                "--node-config", f'partition-id={k} num-partitions=4 fault="{fault}"',
+            )
+        )  # fmt: skip
+    link = federation.logs[0]
+    federation.wait(lambda: link.read_text().count("Activated node_id") == 4, "the SuperNodes did not connect")
+    federation.run(app, num_server_rounds=3, min_nodes=3, fraction_evaluate=0.0, timeout=90.0, report=str(report))
+    federation.wait(training.exists, "the client that is to die did not begin to train")
+    end(nodes[3])  # the SuperLink misses its heartbeat for up to a minute before it calls the node dead
+    rounds = federation.report(report)
+    assert sorted(rounds) == [0, 1, 2, 3]
+    assert [len(rounds[r].get("fastagg-clients", ())) for r in (1, 2, 3)] == [3, 2, 2], federation.said()
+    [sent_nan] = rounds[2]["fastagg-dropped"]
+    assert rounds[3]["fastagg-dropped"] == [sent_nan]
+    assert sent_nan in rounds[1]["fastagg-clients"]
+    assert rounds[3]["accuracy"] > 0.6 > rounds[0]["accuracy"], rounds
+    federation.wait(lambda: "Finished task" in link.read_text(), "the run did not end")
