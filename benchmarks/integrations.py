@@ -3,10 +3,10 @@
 make bench-integrations                                                 # both, each in its own environment
 .venv-flower/bin/python -m benchmarks.integrations --clients 10 50      # the frameworks that this environment has
 
-Replies are what a server has received: bytes. "Whole" is all that happens from there to the model that is sent out next:
-decoding, aggregation, and in Flower encoding of the result. "Arithmetic" is the aggregation of models that are decoded
-already. Neither framework has FedAWA: theirs is then the usual PyTorch code (benchmarks/torch_code.py) between their
-own decoding and encoding. Contestants take turns; results are compared before any time is taken.
+Replies are what a server has received: bytes. "Whole" is all that happens from there to the model that is sent out
+next: decoding, aggregation, and in Flower encoding of the result. "Arithmetic" is the aggregation of models that are
+decoded already. Neither framework has FedAWA: theirs is then the usual PyTorch code (benchmarks/torch_code.py) between
+their own decoding and encoding. Contestants take turns; results are compared before any time is taken.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def flower(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
         return list(strategy.configure_train(1, ArrayRecord(global_sd), ConfigRecord(), Nodes()))
 
     ours = {name: FastAgg(name) for name in ("fedavg", "fedawa")}
-    questions = [asked(strategy) for strategy in (FedAvg(), *ours.values())][0]
+    for strategy in ours.values():
+        questions = asked(strategy)  # which tells it the global model
     replies = [
         Message(RecordDict({"arrays": ArrayRecord(sd), "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
         for message, sd in zip(questions, client_sds, strict=True)
@@ -200,9 +201,9 @@ def installed() -> list[Callable]:
     return found
 
 
-def measure_all(K: int, rounds: int) -> Iterator[str]:
+def measure_all(model: str, K: int, rounds: int) -> Iterator[str]:
     torch.manual_seed(0)
-    global_sd = models.resnet18()
+    global_sd = models.MODELS[model]()
     client_sds = list(models.clients(global_sd, K))
     floor = measure.interleaved({"read": measure.read_once(client_sds)}, range(rounds))["read"].best
     for section in installed():
@@ -223,6 +224,7 @@ def measure_all(K: int, rounds: int) -> Iterator[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 50])
+    parser.add_argument("--model", choices=models.MODELS, default="resnet18")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(argv)
     if not installed():
@@ -232,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
     print("| inside | method | clients | what | theirs | fastagg | times faster | reads of memory | extra memory |")
     print("|---|---|---:|---|---:|---:|---:|---:|---|")
     for K in args.clients:
-        for line in measure_all(K, args.rounds):
+        for line in measure_all(args.model, K, args.rounds):
             print(line, flush=True)
     return 0
 
