@@ -9,6 +9,7 @@ from fastagg import ops as _ops  # noqa: F401  registers torch.ops.fastagg
 from fastagg.backends import set_backend
 from fastagg.core import client_vectors, gram, gram_mix, mix
 from fastagg.diagnostics import diagnostics
+from fastagg.disk.job import aggregate_files
 from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
 from fastagg.info import info
@@ -38,6 +39,7 @@ from fastagg.methods.ldawa import LDAWA, ldawa
 from fastagg.methods.simagg import SimAgg, simagg
 from fastagg.methods.simprox import SimProx, simprox
 from fastagg.methods.weiavg import WeiAvg, weiavg
+from fastagg.redistribute import distribute
 from fastagg.registry import aggregator, methods
 from fastagg.result import Result, Results
 from fastagg.table import InputError
@@ -70,6 +72,7 @@ __all__ = [
     "SimAgg",
     "SimProx",
     "WeiAvg",
+    "aggregate_files",
     "aggregator",
     "centred_clipping",
     "cfl",
@@ -77,6 +80,7 @@ __all__ = [
     "cwfedavg",
     "cwfedavg_class_models",
     "diagnostics",
+    "distribute",
     "fedadagrad",
     "fedadam",
     "fedadp",

@@ -24,6 +24,10 @@ class Memory:
         """The table of the models, once they are checked"""
         return tables.build(global_sd, client_sds, **options)
 
+    def any(self, flag: bool) -> bool:
+        """True where it is true of any part of the models; of whole ones there is but one"""
+        return flag
+
     def gram(self, table: Table, layerwise: bool) -> Gram:
         """Raises NonFiniteError where a client is not finite, as all of these do"""
         gram = core.gram_of(table, layerwise)

@@ -13,6 +13,10 @@ def main(argv: list[str] | None = None) -> int:
         from fastagg.sim.command import main as simulator
 
         return simulator(argv[0], argv[1:])
+    if argv[:1] == ["aggregate"]:
+        from fastagg.disk.command import main as aggregate
+
+        return aggregate(argv[1:])
     parser = argparse.ArgumentParser(
         prog="fastagg", description="Fast aggregation of federated-learning client models."
     )
@@ -23,6 +27,9 @@ def main(argv: list[str] | None = None) -> int:
         description="Prints the version, the SIMD level in use (lower it with FASTAGG_SIMD=baseline or avx2), the "
         "number of threads (torch.set_num_threads or OMP_NUM_THREADS), which backends are available or why one is not, "
         "and which of them serves tensors on each device (fastagg.set_backend chooses another).",
+    )
+    commands.add_parser(
+        "aggregate", help="aggregate models in safetensors files: fastagg aggregate --help", add_help=False
     )
     commands.add_parser("sim", help="train federated models on this machine: fastagg sim --help", add_help=False)
     commands.add_parser(

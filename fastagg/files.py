@@ -61,8 +61,11 @@ def save(path: str | os.PathLike, tree: Any) -> None:
             file.write(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy())
 
 
-def header(parts: Iterable[tuple[str, torch.dtype, torch.Size]], metadata: Mapping[str, str]) -> bytes:
-    """What a safetensors file begins with, when the bytes of these tensors follow in this order"""
+def header(
+    parts: Iterable[tuple[str, torch.dtype, torch.Size]], metadata: Mapping[str, str], length: int | None = None
+) -> bytes:
+    """What a safetensors file begins with, when the bytes of these tensors follow in this order; filled up with spaces
+    to `length` bytes if that is given, and a ValueError where it does not fit"""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, dtype, shape in parts:
@@ -71,8 +74,10 @@ def header(parts: Iterable[tuple[str, torch.dtype, torch.Size]], metadata: Mappi
         begin, end = end, end + shape.numel() * dtype.itemsize
         entries[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    spaces = -len(text) % 8 if length is None else length - 8 - len(text)
+    if spaces < 0:
+        raise ValueError(f"a header of {len(text) + 8} bytes does not fit into {length}")
+    return (len(text) + spaces).to_bytes(8, "little") + text + b" " * spaces
 
 
 def load(path: str | os.PathLike) -> Any:

@@ -97,10 +97,14 @@ def _bad(tensors: list[torch.Tensor], some: Iterable[int]) -> list[int]:
 def _is_finite(tensor: torch.Tensor) -> bool:
     if tensor.device.type != "cpu":
         return bool(torch.isfinite(tensor).all())
-    # by NumPy, on this thread alone: in a child that forked, torch's threads hang
-    if tensor.dtype == torch.bfloat16:
-        return bool((tensor.view(torch.int16).numpy() & 0x7F80 != 0x7F80).all())
-    return bool(np.isfinite(tensor.numpy()).all())
+    # by NumPy, on this thread alone: in a child that forked, torch's threads hang; in parts, which need little memory
+    return all(_part_is_finite(part) for part in tensor.reshape(-1).split(1 << 20))
+
+
+def _part_is_finite(part: torch.Tensor) -> bool:
+    if part.dtype == torch.bfloat16:
+        return bool((part.view(torch.int16).numpy() & 0x7F80 != 0x7F80).all())
+    return bool(np.isfinite(part.numpy()).all())
 
 
 def _listed(names: list[str]) -> str:

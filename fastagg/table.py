@@ -123,11 +123,33 @@ class Table:
         return len(self.layout.keys)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Which tensors are parameters; None: all but BUFFER_NAMES. A tied one has several names, and counts once."""
+
+    names: frozenset[str] | None = None
+    tied: frozenset[str] = frozenset()
+
+
+def choose(params: Iterable[str] | torch.nn.Module | Chosen | None) -> Chosen:
+    if isinstance(params, Chosen):
+        return params
+    if isinstance(params, torch.nn.Module):
+        names = frozenset(name for name, _ in params.named_parameters(remove_duplicate=False))
+        return Chosen(names, names - frozenset(name for name, _ in params.named_parameters()))
+    if params is None:
+        return Chosen()
+    names = frozenset(params)
+    if not names:
+        raise InputError("params: no names given")
+    return Chosen(names)
+
+
 def build(
     global_sd: StateDict | None,
     client_sds: Sequence[StateDict],
     *,
-    params: Iterable[str] | torch.nn.Module | None = None,
+    params: Iterable[str] | torch.nn.Module | Chosen | None = None,
     layers: Callable[[str], str] | None = None,
     client_ids: Sequence[Any] | None = None,
 ) -> Table:
@@ -150,17 +172,9 @@ def build(
     reference, who = (
         (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
     )
-    tied: frozenset[str] = frozenset()
-    if isinstance(params, torch.nn.Module):  # a tied parameter is one under all its names, and counts once
-        names = frozenset(name for name, _ in params.named_parameters(remove_duplicate=False))
-        tied = names - frozenset(name for name, _ in params.named_parameters())
-        params = names
-    elif params is not None:
-        params = frozenset(params)
-        if not params:
-            raise InputError("params: no names given")
+    chosen = choose(params)
     layer_names = None if layers is None else tuple(layers(key) for key in reference)
-    layout, device, as_numpy = _form_of(reference, who, (params, tied, layer_names))
+    layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
 
     K, T = len(client_sds), len(layout.keys)
     client_address = np.empty((T, K), dtype=np.int64)

@@ -39,6 +39,8 @@ class Aggregator:
     layers         function from a tensor's name to its layer's; default: the module it sits in
     on_nonfinite   clients with a NaN or an infinity: "raise" names them in a NonFiniteError; "drop" leaves them out, as
                    if they had not been given, and lists their ids in the result's .dropped
+    group          the models are spread over the ranks of this torch.distributed process group (True: the default one):
+                   each gives its part of every model, DTensors or tensors of its own, and gets its part of the result
     """
 
     name: ClassVar[str] = ""
@@ -52,6 +54,7 @@ class Aggregator:
     params: Params = None
     layers: Layers = None
     on_nonfinite: str = "raise"
+    group: Any = None
 
     def __post_init__(self) -> None:
         check_choice(self.name, "on_nonfinite", self.on_nonfinite, ("raise", "drop"))
@@ -65,6 +68,10 @@ class Aggregator:
         client_ids   strings or integers that name the clients over rounds (default: 0, 1, ...). With the same ids, the
                      same clients in another order give the same bits.
         """
+        if self.group is not None:
+            from fastagg import distributed
+
+            return distributed.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
         return self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
 
     def aggregate_from(

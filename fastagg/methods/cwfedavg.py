@@ -33,7 +33,7 @@ from fastagg.methods.common import (
     shares,
 )
 from fastagg.result import Results
-from fastagg.table import FLOATING, InputError, StateDict, Table
+from fastagg.table import FLOATING, InputError, StateDict, Table, module_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -75,7 +75,9 @@ class CwFedAvg(Aggregator):
             raise ValueError(f"cwfedavg: scope={self.scope!r} is not a regular expression: {error}") from error
 
     def round(self, cohort: Cohort, out, class_dist=None) -> Results:
-        personal = self._in_scope(cohort.table)
+        if self.group is not None and class_dist is None:
+            raise InputError("cwfedavg: shards of models have no whole head to estimate classes from; pass class_dist")
+        personal = self._in_scope(cohort)
         P = class_shares(cohort.table, cohort.n, self.head, class_dist)
         A = P @ class_weights(P, cohort.n)  # [K, K]
         plain = np.broadcast_to(cohort.n, A.shape)
@@ -83,15 +85,18 @@ class CwFedAvg(Aggregator):
         results = cohort.mix_rows(np.stack([A, plain]), row, out)
         return describe_several(results, cohort, A, class_dist=torch.from_numpy(P))
 
-    def _in_scope(self, table: Table) -> np.ndarray:
+    def _in_scope(self, cohort: Cohort) -> np.ndarray:
         """[T] bool"""
-        layout = table.layout
+        table, layout = cohort.table, cohort.table.layout
         if self.scope == "all":
             return np.ones(table.T, dtype=bool)
         if self.scope == "output":
-            return layout.layer == layout.layer[head_index(table, self.head)]
+            if not cohort.access.any(self.head in layout.keys) or self.group is None:
+                head_index(table, self.head)  # raises where it is not there, or no matrix
+            name = (self.layers or module_of)(self.head)
+            return np.array([layout.layers[at] == name for at in layout.layer], dtype=bool)
         found = np.array([re.search(self.scope, key) is not None for key in layout.keys], dtype=bool)
-        if not found.any():
+        if not cohort.access.any(found.any()):
             raise InputError(f"cwfedavg: scope={self.scope!r} is found in no key of the model")
         return found
 

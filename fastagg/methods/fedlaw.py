@@ -83,6 +83,8 @@ class FedLAW(Aggregator):
         super().__post_init__()
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ValueError(f"fedlaw: model is a {type(self.model).__name__}, expected an nn.Module")
+        if self.group is not None:
+            raise ValueError("fedlaw: it trains whole models, and takes no group")
         check_choice("fedlaw", "mode", self.mode, ("both", "gws", "law"))
         check_choice("fedlaw", "base", self.base, ("exp", "quad"))
         for option, allowed in (("swa", (True, False)), ("progress", (True, False, None))):

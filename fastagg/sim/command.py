@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fastagg.peers import Peers
 from fastagg.sim import config
 from fastagg.sim.config import Config
 from fastagg.table import InputError
@@ -21,6 +22,7 @@ SIM = """Trains federated models on this machine, and writes a folder with the r
   fastagg sim --data fashion-mnist --clients 20 --alpha 0.1 --rounds 200 --model mlp --seed 8
   fastagg sim --config run.toml --out runs/a   options from a file; those on the command line win
   fastagg sim --out runs/a --resume ...        continues a run that was stopped, to the same curve
+  torchrun --nproc-per-node 2 -m fastagg sim   spreads the clients over processes
 """
 COMPARE = """Runs several methods with several seeds, skips what is there already, and shows all in one report.
 
@@ -60,7 +62,10 @@ def main(name: str, argv: list[str]) -> int:
     parser = parser_of(name)
     given = vars(parser.parse_args(argv))
     try:
-        return run_command(name, given)
+        from fastagg.sim import ranks
+
+        with ranks.joined() as peers:
+            return run_command(name, given, peers)
     except (ValueError, TypeError, InputError) as error:
         print(f"fastagg {name}: {error}", file=sys.stderr)
         return 2
@@ -69,9 +74,30 @@ def main(name: str, argv: list[str]) -> int:
         return 2
 
 
-def run_command(name: str, given: dict[str, Any]) -> int:
+def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> int:
     from fastagg.sim import compare, report
 
+    if peers is None:
+        runs, out, earlier = plan(name, given)
+    else:
+        with peers.together():  # nobody writes before all have looked
+            runs, out, earlier = plan(name, given)
+            peers.agree({"step": "plan"})
+            out = Path(peers.texts(str(out))[0])  # by the first one's clock
+    progress, jobs = not given.get("quiet", False), given.get("jobs")
+    result = compare.compare(runs, out, progress=progress, earlier=earlier, jobs=jobs, peers=peers)
+    if peers is None or peers.rank == 0:
+        print(report.markdown(result["groups"]))
+        for line in speed(result["groups"]):
+            print(line)
+        print(f"report: {result['report']}")
+        if result["interrupted"]:
+            print(f"stopped; go on with the same command and --out {out}" + (" --resume" if name == "sim" else ""))
+    return 130 if result["interrupted"] else 0
+
+
+def plan(name: str, given: dict[str, Any]) -> tuple[list[Config], Path, list[Path]]:
+    """The runs to make, where to, and folders with runs made before"""
     values = config.read_toml(given["config"]) if "config" in given else {}
     methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
     names = {f.name for f in dataclasses.fields(Config)}
@@ -95,15 +121,7 @@ def run_command(name: str, given: dict[str, Any]) -> int:
         raise ValueError(f"{out} is not empty; continue what is there by --resume, or name another folder")
     if "jobs" in given and given["jobs"] < 1:
         raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
-    result = compare.compare(runs, out, progress=not given.get("quiet", False), earlier=earlier, jobs=given.get("jobs"))
-    print(report.markdown(result["groups"]))
-    for line in speed(result["groups"]):
-        print(line)
-    print(f"report: {result['report']}")
-    if result["interrupted"]:
-        print(f"stopped; go on with the same command and --out {out}" + (" --resume" if name == "sim" else ""))
-        return 130
-    return 0
+    return runs, out, earlier
 
 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:

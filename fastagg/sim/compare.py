@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastagg.peers import Peers
 from fastagg.sim import config, page, report, run
 from fastagg.sim.config import Config
 
@@ -35,31 +36,38 @@ def is_done(options: Config, folder: Path) -> bool:
 
 
 def compare(
-    runs: Sequence[Config], out: Path, *, progress: bool = True, earlier: Sequence[Path] = (), jobs: int | None = None
-) -> dict[str, Any]:
+    runs: Sequence[Config], out: Path, *, progress: bool = True, earlier: Sequence[Path] = (), jobs: int | None = None,
+    peers: Peers | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Makes the runs that are not there yet, continues those that were cut short, and writes out/report.html.
 
     earlier   folders of runs made before, or of whole comparisons, to be shown as well
     jobs      processes that make runs side by side; default: one for every core that a run's threads leave
+    peers     processes that call this together, and make one run after the other; the first of them writes the report
     """
     folders = [place(out, options) for options in runs]
     todo = [(o, f) for o, f in zip(runs, folders, strict=True) if not is_done(o, f)]
-    interrupted = make_runs(todo, progress, jobs)
+    interrupted = make_runs(todo, progress, jobs if peers is None else 1, peers)
+    if peers is not None and peers.rank:
+        return {"groups": {}, "report": None, "interrupted": interrupted}
     found = [f for f in folders if (f / "metrics.jsonl").exists()] + [f for path in earlier for f in runs_in(path)]
     groups = report.group([report.read_run(f) for f in dict.fromkeys(found)])
     return {"groups": groups, "report": page.write(groups, out), "interrupted": interrupted}
 
 
-def make_runs(todo: Sequence[tuple[Config, Path]], progress: bool, jobs: int | None) -> bool:
+def make_runs(
+    todo: Sequence[tuple[Config, Path]], progress: bool, jobs: int | None, peers: Peers | None = None
+) -> bool:
     """True if Ctrl-C ended it"""
     if not todo:
         return False
     if jobs is None:
         jobs = (os.cpu_count() or 1) // max(options.threads for options, _ in todo)
     jobs = max(1, min(jobs, len(todo)))
-    with Progress(todo, progress) as bar:
+    with Progress(todo, progress and (peers is None or peers.rank == 0)) as bar:
         if jobs == 1:
-            return any(run.simulate(o, f, resume=True, on_round=partial(bar.show, f))["interrupted"] for o, f in todo)
+            results = (run.simulate(o, f, resume=True, on_round=partial(bar.show, f), peers=peers) for o, f in todo)
+            return any(result["interrupted"] for result in results)
         context = multiprocessing.get_context("spawn")
         with context.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=context) as pool:
             records = manager.Queue()

@@ -105,8 +105,8 @@ class Config:
         cls = self.aggregator_class
         if not isinstance(self.options, dict):
             raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
-        if self.options.keys() & {"model", "params", "layers", "head"}:
-            raise ValueError("sim: the options model, params, layers and head are set by the simulator")
+        if self.options.keys() & {"model", "params", "layers", "head", "group"}:
+            raise ValueError("sim: the options model, params, layers, head and group are set by the simulator")
         make(cls, self.options)  # raises where an option is unknown or out of range
 
     @property

@@ -18,7 +18,8 @@ import torch
 
 import fastagg
 from fastagg import files
-from fastagg.sim import attack, config, data, models, partition
+from fastagg.peers import Peers
+from fastagg.sim import attack, config, data, models, partition, ranks
 from fastagg.sim.config import Config
 from fastagg.sim.report import AVERAGED
 from fastagg.sim.train import Job, Trainer, Update, outcomes
@@ -29,10 +30,16 @@ SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
 
 
 class Simulation:
-    """The state of a run, and its next round. One model for all, one for each client, or one for each cluster."""
+    """The state of a run, and its next round. One model for all, one for each client, or one for each cluster.
 
-    def __init__(self, options: Config, dataset: data.Dataset | None = None) -> None:
-        self.options = o = options
+    peers   the processes that share the work; each has this object, and all models
+    """
+
+    def __init__(self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None) -> None:
+        self.options, self.peers = options, peers
+        o = options
+        if peers is not None:
+            ranks.check(o)
         self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
         self.parts = partition.make(
             d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
@@ -46,6 +53,7 @@ class Simulation:
         own = {"params": self.module}
         own |= {"model": self.module, "progress": False} if o.method == "fedlaw" else {}
         own |= {"head": head} if o.method == "cwfedavg" else {}
+        own |= {"group": peers.group} if peers is not None else {}
         self.server = o.aggregator_class(**own, **o.options)
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
@@ -67,13 +75,14 @@ class Simulation:
         lr = o.lr * o.lr_decay ** (r - 1)
         jobs = [self.job(r, k) for k in present]
         with clock("train"):
-            updates = self.trainer.train(jobs, lr)
-        if self.attackers:
-            updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
-            attack.check_size(update.state for update in updates)
+            updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
+                self.peers, jobs, lambda some: self.trained(r, some, lr)
+            )  # fmt: skip
         with clock("aggregate"):
             result, before = self.aggregate(present, updates)
         self.round = r
+        if not self.first:
+            return {"round": r}
         here = [i for i, k in enumerate(present) if k not in getattr(result, "dropped", ())]
         present, updates = [present[i] for i in here], [updates[i] for i in here]  # what is recorded is of these
         record = {
@@ -83,6 +92,18 @@ class Simulation:
         with clock("evaluate"):
             record |= self.observed(result, before, updates, here) | self.evaluated()
         return record | {"seconds": clock.seconds}
+
+    @property
+    def first(self) -> bool:
+        """This process evaluates and records"""
+        return self.peers is None or self.peers.rank == 0
+
+    def trained(self, r: int, jobs: list[Job], lr: float) -> list[Update]:
+        updates = self.trainer.train(jobs, lr)
+        if self.attackers:
+            updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
+            attack.check_size(update.state for update in updates)
+        return updates
 
     def chosen(self, r: int) -> list[int]:
         """The clients asked in round r"""
@@ -128,9 +149,7 @@ class Simulation:
             return self.aggregate_clusters(present, updates)
         starts = [self.models[self.model_of[k]] for k in present]
         before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
-        result = self.server.aggregate(
-            before, states, self.sizes(present), client_ids=present, **self.round_info(present, updates)
-        )
+        result = self.merged(before, present, updates, self.round_info(present, updates))
         if self.personal:
             if len(self.models) == 1:  # from now on each client has its own
                 self.models, self.model_of = self.models * self.options.clients, list(range(self.options.clients))
@@ -150,14 +169,19 @@ class Simulation:
         for number in sorted({self.model_of[k] for k in present}):
             here = [i for i, k in enumerate(present) if self.model_of[k] == number]
             ids, model = [present[i] for i in here], self.models[number]
-            states = [updates[i].state for i in here]
-            result = self.server.aggregate(model, states, self.sizes(ids), client_ids=ids)
+            result = self.merged(model, ids, [updates[i] for i in here], {})
             for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
                 place = number if n == 0 else len(self.models)
                 self.models[place:] = [dict(new), *self.models[place + 1 :]]
                 for k in members:
                     self.model_of[k] = place
         return (result if len(self.models) == 1 else None), before
+
+    def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
+        sizes = self.sizes(ids)
+        if self.peers is not None:
+            return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
+        return self.server.aggregate(before, [u.state for u in updates], sizes, client_ids=ids, **info)
 
     def round_info(self, present: list[int], updates: list[Update]) -> dict[str, Any]:
         """What some methods want besides models and sizes"""
@@ -223,17 +247,24 @@ class Simulation:
         return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
 
     def state_dict(self) -> dict[str, Any]:
+        """To be called by all processes that share the work"""
+        server = self.server.state_dict()
         return {
             "round": self.round, "models": self.models if len(self.models) == 1 else list(self.models),
             "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
-            "server_memory": self.server_memory, "server": self.server.state_dict(),
+            "server_memory": self.server_memory,
+            "server": server if self.peers is None else ranks.whole_state(self.peers, server, self.models[0]),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for missing in self.state_dict().keys() - (state.keys() if isinstance(state, dict) else ()):
+        names = {"round", "models", "model_of", "memory", "server_memory", "server"}
+        for missing in names - (state.keys() if isinstance(state, dict) else set()):
             raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
         memory = {int(k): v for k, v in state["memory"].items()}
-        self.server.load_state_dict(state["server"])
+        server = state["server"]
+        self.server.load_state_dict(
+            server if self.peers is None else ranks.part_of_state(self.peers, server, self.models[0])
+        )
         self.round, self.models, self.model_of, self.memory = state["round"], state["models"], state["model_of"], memory
         self.server_memory = state["server_memory"]
 
@@ -261,28 +292,64 @@ def mean(values: list[float]) -> float | None:
 
 def simulate(
     options: Config, out: Path, *, resume: bool = False, dataset: data.Dataset | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None, peers: Peers | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs to the end, or to Ctrl-C, and returns the summary. Everything is in the folder `out`; a crash loses at most
-    one round. resume continues what is there, to the curve that an undisturbed run would have had."""
+    one round. resume continues what is there, to the curve that an undisturbed run would have had. With peers, all of
+    them call this; the first one records, and returns the summary."""
     threads = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
-        return _simulate(options, Path(out), resume, dataset, on_round)
+        if peers is None:
+            return _simulate(options, *_begin(options, Path(out), resume, dataset), Path(out), on_round)
+        with peers.together():  # nobody goes on, and writes, before all have read
+            sim, resumed = _begin(options, Path(out), resume, dataset, peers)
+            peers.agree({"step": "begin", "round": str(sim.round)})
+        try:
+            ended = (
+                _simulate(options, sim, resumed, Path(out), on_round) if sim.first else _follow(options, sim, resumed)
+            )
+        except Exception as error:
+            peers.tell(error)
+        if not ended["interrupted"]:
+            peers.agree({"step": "end"})  # all is written
+        return ended
     finally:
         torch.set_num_threads(threads)
 
 
-def _simulate(options: Config, out: Path, resume: bool, dataset, on_round) -> dict[str, Any]:
-    metrics, saved = out / "metrics.jsonl", out / "checkpoint.safetensors"
+def _begin(options: Config, out: Path, resume: bool, dataset, peers=None) -> tuple[Simulation, bool]:
+    """The run at its beginning, or where a former one ended, which is true then. Nothing is written."""
+    saved = out / "checkpoint.safetensors"
     if (out / "config.json").exists():
         if not resume:
             raise ValueError(f"{out} holds a run already; resume it (--resume), or name another folder (--out)")
         check_same(options, config.read_json(out / "config.json"), out)
-    sim = Simulation(options, dataset)
-    out.mkdir(parents=True, exist_ok=True)
-    if resume and saved.exists():
+    sim, resumed = Simulation(options, dataset, peers), resume and saved.exists()
+    if resumed:
         sim.load_state_dict(files.load(saved))
+    return sim, resumed
+
+
+def _follow(options: Config, sim: Simulation, resumed: bool) -> dict[str, Any]:
+    """What the other processes do while the first is in _simulate"""
+    if not resumed:
+        sim.state_dict()
+    try:
+        while sim.round < options.rounds:
+            sim.next_round()
+            sim.state_dict()
+    except KeyboardInterrupt:
+        return {"interrupted": True}
+    except attack.Diverged:
+        pass
+    return {"interrupted": False}
+
+
+def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_round) -> dict[str, Any]:
+    metrics, saved = out / "metrics.jsonl", out / "checkpoint.safetensors"
+    out.mkdir(parents=True, exist_ok=True)
+    if resumed:
         keep_rounds(metrics, sim.round)
         files.write_json(out / "config.json", options.to_json())  # it may have become longer
     else:

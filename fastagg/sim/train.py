@@ -87,7 +87,7 @@ class Job:
 class Update:
     """What comes back. Nothing is hidden: where training diverged, loss and state are not finite."""
 
-    state: dict[str, Tensor]
+    state: dict[str, Tensor] | None  # None where another process has it
     loss: float  # mean cross-entropy of the samples as they were seen, over all epochs, without any penalty
     steps: int
     correction: dict[str, Tensor] | None = None  # FedDyn's new h

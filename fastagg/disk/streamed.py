@@ -1,0 +1,162 @@
+"""Gram and mix of models that do not fit into memory: slab by slab, a slab being the same piece of every model.
+
+Bits do not depend on where slabs are cut. Mixing is done element by element. The kernels add up a layer's Gram chunk by
+chunk, so tensors are cut between two chunks only, each chunk of a layer that is cut has a Gram of its own, and those
+are added here in the kernels' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+
+from fastagg import backends, finite
+from fastagg.access import Memory
+from fastagg.core import Out
+from fastagg.disk import paging
+from fastagg.disk.mapped import MappedFile
+from fastagg.disk.slabs import LayerSums, Pieces, Slab, slabs_of
+from fastagg.gram import Gram
+from fastagg.result import Result, finish
+from fastagg.table import InputError, Table
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes read of it so far, bytes in all
+Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
+
+
+class Streamed(Memory):
+    """Models whose tensors look at mapped files. The last mix of a round is its outcome: each writes the same files.
+
+    files        all that is read
+    outputs      (table, M, S) -> M state dicts to write, whose tensors look at mapped files, for S rows of weights
+    slab_bytes   of all models together, computed with at a time; as much again is read ahead
+    """
+
+    def __init__(
+        self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
+    ) -> None:
+        self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
+        self.passes = self.bytes_read = 0
+
+    def gram(self, table: Table, layerwise: bool) -> Gram:
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+
+        def compute(slab: Slab) -> None:
+            slab, row, layers = sums.cut(slab)
+            sums.add(layers, _kernels(table).gram(slab.of(table), row, len(layers), True))
+
+        self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, center=True)
+        gram = sums.result()
+        finite.check_gram(table, gram)
+        return gram
+
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, asked: Table) -> list[Result]:
+        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+
+        def compute(slab: Slab) -> None:
+            tensors, marking = outs.of(slab)
+            _kernels(table).mix(slab.of(table), torch.from_numpy(weights), row[slab.t], tensors, **marking)
+            outs.mark(slab, tensors, marking)
+
+        self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute, center=False)
+        finite.check_outputs(asked, outs.not_finite)
+        return outs.results()
+
+    def gram_mix(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
+    ) -> tuple[Gram, list[Result]]:
+        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+
+        def compute(slab: Slab) -> None:
+            slab, gram_row, layers = sums.cut(slab)
+            tensors, marking = outs.of(slab)
+            matrices = _kernels(table).gram_mix(
+                slab.of(table), gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, **marking
+            )
+            outs.mark(slab, tensors, marking)
+            sums.add(layers, matrices)
+
+        self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, center=True)
+        finite.check_outputs(table, outs.not_finite)
+        gram = sums.result()
+        finite.check_gram(table, gram)
+        return gram, outs.results()
+
+    def _walk(
+        self, name: str, table: Table, used: np.ndarray, outputs: list[list[torch.Tensor]],
+        compute: Callable[[Slab], None], *, center: bool,
+    ) -> None:  # fmt: skip
+        """compute(slab) for all of the tensors used [T], the next slab being read meanwhile"""
+        slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, with_gram=center)
+        read = [*([table.center_address] if center else []), *table.client_address.T]
+        written = [np.array([t.data_ptr() for t in tensors], dtype=np.int64) for tensors in outputs]
+        total = sum(slab.bytes(table.layout) for slab in slabs) * len(read)
+        done = 0
+        self._check_files()
+        with paging.ReadAhead() as ahead:
+
+            def ask(slab: Slab) -> tuple[list, Future]:
+                inputs, outs = ([s for at in side for s in slab.pages(at, table.layout)] for side in (read, written))
+                return inputs + outs, ahead.populate(inputs, outs)
+
+            coming = ask(slabs[0]) if slabs else None
+            for slab, following in zip(slabs, [*slabs[1:], None], strict=True):
+                pages, there = coming
+                self._wait(there)
+                coming = ask(following) if following is not None else None
+                compute(slab)
+                ahead.release(pages)
+                done += slab.bytes(table.layout) * len(read)
+                if self.progress is not None:
+                    self.progress(name, done, total)
+        self._check_files()
+        self.passes += 1
+        self.bytes_read += done
+
+    def _wait(self, there: Future) -> None:
+        try:
+            there.result()
+        except paging.Unreadable as error:
+            for file in self.files:
+                if file.address <= error.address < file.address + file.length:
+                    file.check_unchanged()
+                    raise InputError(f"{file.path} cannot be read: {error.error.strerror}") from error
+            raise error.error from None
+
+    def _check_files(self) -> None:
+        for file in self.files:
+            file.check_unchanged()
+
+
+class Writing:
+    """The models that a mix writes"""
+
+    def __init__(self, table: Table, outputs: list[dict[str, torch.Tensor]]) -> None:
+        self.table, self.outputs = table, outputs
+        self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
+        self.not_finite = np.zeros(table.T, np.uint8)
+
+    def of(self, slab: Slab) -> tuple[list[list[torch.Tensor]], dict[str, np.ndarray]]:
+        """The pieces to write, and how the kernels are told to mark what is not finite"""
+        sees = hasattr(_kernels(self.table), "SEES_NOT_FINITE")
+        return [list(Pieces(row, slab)) for row in self.tensors], (
+            {"not_finite": np.zeros(len(slab.t), np.uint8)} if sees else {}
+        )
+
+    def mark(self, slab: Slab, tensors: list[list[torch.Tensor]], marking: dict[str, np.ndarray]) -> None:
+        marks = marking.get("not_finite")
+        if marks is None:
+            marks = np.zeros(len(slab.t), np.uint8)
+            finite.mark(tensors, marks)
+        np.maximum.at(self.not_finite, slab.t, marks)
+
+    def results(self) -> list[Result]:
+        return [finish(self.table, row, out) for row, out in zip(self.tensors, self.outputs, strict=True)]
+
+
+def _kernels(table: Table):
+    return backends.choose(table.device)

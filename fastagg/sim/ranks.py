@@ -1,0 +1,112 @@
+"""One run on several processes, as torchrun starts them: each trains some of a round's clients, and all aggregate.
+
+    torchrun --nproc-per-node 2 -m fastagg sim --method fedawa --out runs/a
+
+Models are cut between layers, so aggregation gives the bits of one process; where clients are trained one by one (not
+batched), so does the whole run. Every rank keeps all models, and the first writes what one process would have written:
+a run may be continued on another number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+import fastagg
+from fastagg import distributed, redistribute
+from fastagg import table as tables
+from fastagg.methods.common import Aggregator
+from fastagg.peers import Peers
+from fastagg.result import Result, Results
+from fastagg.sim import attack
+from fastagg.sim.config import Config
+from fastagg.sim.train import Job, Update
+
+ALONE = ("fedlaw", "cwfedavg")  # methods that look into whole models
+
+
+@contextmanager
+def joined() -> Iterator[Peers | None]:
+    """The processes that torchrun has started beside this one; None where it has not"""
+    if int(os.environ.get("WORLD_SIZE", 1)) < 2:
+        yield None
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield Peers(True)
+    finally:
+        dist.destroy_process_group()
+
+
+def check(options: Config) -> None:
+    if options.method in ALONE or options.algorithm == "feddyn":
+        what = "feddyn" if options.algorithm == "feddyn" else options.method
+        raise ValueError(f"sim: {what} needs all clients in one process; run it without torchrun")
+
+
+def train(peers: Peers, jobs: Sequence[Job], work: Any) -> list[Update]:
+    """The jobs' updates, of which only those that this rank has made have a state; work does some jobs.
+
+    Ranks have runs of clients, so that their clients one behind the other are in the order of the jobs.
+    """
+    mine = np.array_split(np.arange(len(jobs)), peers.size)[peers.rank].tolist()
+    with peers.together():
+        made, diverged = [], ""
+        try:
+            made = work([jobs[i] for i in mine])
+        except attack.Diverged as error:
+            diverged = str(error)
+        peers.agree({"step": "trained"})
+        said = [json.loads(text) for text in peers.texts(json.dumps([diverged, [(u.loss, u.steps) for u in made]]))]
+        for words in (words for words, _ in said if words):
+            raise attack.Diverged(words)
+        facts = [fact for _, facts in said for fact in facts]
+    states = dict(zip(mine, made, strict=True))
+    return [states.get(i) or Update(None, loss, steps) for i, (loss, steps) in enumerate(facts)]
+
+
+def aggregate(
+    peers: Peers, server: Aggregator, before: Mapping[str, Any], ids: list[int], sizes: list[int],
+    updates: Sequence[Update], info: dict[str, Any],
+) -> Result | Results:  # fmt: skip
+    """The server's result, whole on every rank, and always with a Gram"""
+    mine = [i for i, update in enumerate(updates) if update.state is not None]
+    part = fastagg.distribute(
+        before, [updates[i].state for i in mine], peers.group, client_ids=[ids[i] for i in mine],
+        sizes=[sizes[i] for i in mine], exact=True,
+    )  # fmt: skip
+    result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids, **info)
+    if result.gram is None:
+        here = [sd for k, sd in zip(ids, part.client_sds, strict=True) if k not in result.dropped]
+        result.gram = distributed.gram(part.global_sd, here, peers.group, params=server.params)
+    return part.gather(result)
+
+
+def whole_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server remembers, with tensors by the model's keys gathered from the ranks' parts"""
+    cut = cut_of(peers, model)
+    return {
+        name: redistribute.gather(peers, cut, value, None, 64 << 20) if isinstance(value, Mapping) else value
+        for name, value in state.items()
+    }
+
+
+def part_of_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's part of it"""
+    cut = cut_of(peers, model)
+    return {
+        name: {key: piece.clone() for key, piece in cut.part(peers.rank, value).items()}
+        if isinstance(value, Mapping) else value
+        for name, value in state.items()
+    }  # fmt: skip
+
+
+def cut_of(peers: Peers, model: Mapping[str, Any]) -> redistribute.Cut:
+    """As models of this form are cut in aggregate"""
+    return redistribute.Cut(tables.build(None, [model]).layout, peers.size, exact=True)

@@ -1,0 +1,198 @@
+"""`fastagg aggregate` as a script meets it: what it writes, what it says, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from every_method import cohort
+from model_files import assert_same_model, load_model, read_round, write_raw, write_round
+
+import fastagg
+from fastagg.cli import main
+from fastagg.disk.command import Bar, key_value
+
+
+@pytest.fixture
+def files(tmp_path):
+    center, paths = write_round(tmp_path / "in", *cohort())
+    return center, paths, tmp_path / "new.safetensors"
+
+
+def run(*arguments):
+    return main(["aggregate", *map(str, arguments)])
+
+
+def failed(capsys, code, *arguments):
+    assert run(*arguments) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("fastagg aggregate: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_a_round(files, tmp_path, capsys):
+    center, paths, out = files
+    (tmp_path / "sizes.json").write_text(json.dumps({f"c{k}": k + 1 for k in range(7)}))
+    assert run("--method", "fedawa", "--global", center, *paths, "-o", out, "--sizes", tmp_path / "sizes.json") == 0
+    expected = fastagg.fedawa(*read_round(center, paths), [1, 2, 3, 4, 5, 6, 7])
+    assert_same_model(load_model(out), dict(expected))
+    said = capsys.readouterr()
+    assert "fedawa of 7 clients" in said.out
+    assert str(out) in said.out
+    assert said.err == ""  # no bar where nobody looks
+
+
+def test_state_options_and_lists(files, tmp_path, capsys):
+    center, paths, _ = files
+    (tmp_path / "sizes.json").write_text("[1, 2, 3, 4, 5, 6, 7]")
+    server = fastagg.FedAWA(layerwise=True, steps=2)
+    for _ in range(2):
+        expected = server.aggregate(*read_round(center, paths), [1, 2, 3, 4, 5, 6, 7], [f"c{k}" for k in range(7)])
+        assert run("--method", "fedawa:steps=2", "--opt", "layerwise=true", "--state", tmp_path / "f.state", "--quiet",
+                   "--global", center, *paths, "-o", center, "--sizes", tmp_path / "sizes.json") == 0  # fmt: skip
+        assert_same_model(load_model(center), dict(expected))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_method_wants_besides(files, tmp_path, capsys):
+    _, paths, out = files
+    dist = torch.rand(7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (tmp_path / "info.json").write_text(
+        json.dumps({"label_dist": {f"c{k}": row for k, row in enumerate(dist.tolist())}})
+    )
+    assert run("--method", "feddisco", *paths, "-o", out, "--info", tmp_path / "info.json") == 0
+    _, clients = read_round(paths[0], paths)
+    assert_same_model(load_model(out), dict(fastagg.feddisco(None, clients, label_dist=dist)))
+    capsys.readouterr()
+    assert "label_dist is missing" in failed(capsys, 1, "--method", "feddisco", *paths, "-o", tmp_path / "b")
+    assert "takes no 'label_dist'" in failed(
+        capsys, 2, "--method", "fedavg", *paths, "-o", out, "--info", tmp_path / "info.json"
+    )
+
+
+def test_report(files, tmp_path, capsys):
+    center, paths, out = files
+    base = ("--global", center, *paths, "-o", out, "--report")
+    assert run("--method", "simprox", *base, tmp_path / "report") == 0
+    said = capsys.readouterr().out
+    assert all(f"c{k} " in said for k in range(7))
+    facts = json.loads((tmp_path / "report" / "report.json").read_text())
+    expected = fastagg.simprox(*read_round(center, paths))
+    assert facts["weights"] == expected.weights.tolist()
+    assert facts["cosine"] == expected.gram.cosine().tolist()
+    assert (tmp_path / "report" / "cosine.png").read_bytes()[:4] == b"\x89PNG"
+    assert run("--method", "fedavg", *base, tmp_path / "one.png") == 0  # it has no Gram of its own
+    assert json.loads((tmp_path / "one.json").read_text())["norms"] == expected.gram.norms().tolist()
+    assert run("--method", "fedamp", "--global", center, *paths, "-o", tmp_path / "p", "--report", tmp_path / "p") == 0
+    assert len(json.loads((tmp_path / "p" / "report.json").read_text())["weights"]) == 7
+
+
+def test_dry_run_reads_headers_only(files, capsys):
+    center, paths, out = files
+    assert run("--method", "simprox", "--global", center, *paths, "-o", out, "--dry-run", "--shard-size", "500") == 0
+    said = capsys.readouterr().out
+    size = sum(t.nbytes for t in load_model(center).values())
+    assert f"{2 * 7 * size / 1000:.3g} kB: {7 * size / 1000:.3g} kB of clients, 2 x, in 1 and 1 pieces" in said
+    assert "in 3 files" in said
+    assert not out.exists()
+    write_raw(paths[2], {"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"0000")
+    said = failed(capsys, 1, "--method", "simprox", "--global", center, *paths, "-o", out, "--dry-run")
+    assert "id 'c2'" in said
+
+
+def test_errors_and_exit_codes(files, tmp_path, capsys):
+    center, paths, out = files
+    good = ("--global", center, *paths, "-o", out)
+    assert "did you mean 'fedawa'" in failed(capsys, 2, "--method", "fedawaa", *good)
+    assert "no option 'lrr'" in failed(capsys, 2, "--method", "fedawa", "--opt", "lrr=1", *good)
+    assert "expected key=value" in failed(capsys, 2, "--method", "fedawa", "--opt", "lr", *good)
+    assert "only Python" in failed(capsys, 2, "--method", "fedawa", "--opt", "layers=x", *good)
+    assert "needs --global" in failed(capsys, 2, "--method", "fedawa", *paths, "-o", out)
+    assert "memory='x'" in failed(capsys, 2, "--method", "fedavg", "--memory", "x", *good)
+    assert "sizes.json" in failed(capsys, 1, "--method", "fedavg", "--sizes", tmp_path / "sizes.json", *good)
+    (tmp_path / "sizes.json").write_text("3")
+    assert "expected an object or a list" in failed(
+        capsys, 1, "--method", "fedavg", "--sizes", tmp_path / "sizes.json", *good
+    )
+    assert "name a folder" in failed(capsys, 1, "--method", "fedamp", *good)
+    assert "'c0'" in failed(capsys, 1, "--method", "fedavg", *good, paths[0])
+    paths[3].write_bytes(paths[3].read_bytes()[:-1])
+    assert "c3.safetensors" in failed(capsys, 1, "--method", "fedavg", *good)
+    for wrong in (["--method", "fedavg"], ["x.safetensors", "-o", "y"], ["--nonsense"]):
+        with pytest.raises(SystemExit) as stopped:
+            run(*wrong)
+        assert stopped.value.code == 2
+    assert not out.exists()
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("--help")
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    assert said.count("fastagg aggregate --method fedawa") == 2
+    assert "Exit codes" in said
+
+
+INTERRUPTED = """
+import sys, fastagg.disk.job, fastagg.disk.streamed
+from fastagg.cli import main
+def stop(self, *_): raise KeyboardInterrupt
+fastagg.disk.streamed.Writing.mark = stop
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interrupt_removes_what_was_begun(files):
+    center, paths, out = files
+    command = ["aggregate", "--method", "fedavg", "--global", center, *paths, "-o", out]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "fastagg aggregate: stopped; nothing was written\n"
+    assert os.listdir(out.parent) == ["in"]
+
+
+LIGHT = """
+import sys
+from fastagg.cli import main
+assert main(sys.argv[1:]) == 0
+heavy = {"sklearn", "matplotlib", "triton", "fastagg.sim"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_nothing_of_the_simulator_is_loaded(files):
+    center, paths, out = files
+    command = ["aggregate", "--method", "fedawa", "--global", center, *paths, "-o", out]
+    subprocess.run([sys.executable, "-c", LIGHT, *command], check=True)
+
+
+def test_values_on_the_command_line():
+    given = ("a=1", "a=0.5", "a=true", "a=None", "a=cos", 'a=["x", "y"]', "a=")
+    assert [key_value(text)["a"] for text in given] == [1, 0.5, True, None, "cos", ["x", "y"], ""]
+
+
+@pytest.mark.parametrize("with_tqdm", [True, False])
+def test_progress_on_a_terminal(monkeypatch, capsys, with_tqdm):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    if not with_tqdm:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("fastagg.disk.command.time.monotonic", lambda: next(clock))
+    with Bar(quiet=False) as bar:
+        for name in ("Gram", "mix"):
+            for done in (1, 2, 3):
+                bar(name, done * 10**9, 3 * 10**9)
+    said = capsys.readouterr().err
+    assert "Gram" in said
+    assert "mix" in said
+    assert with_tqdm or "mix: 2 GB of 3 GB, 0.2 GB/s" in said
+    with Bar(quiet=True) as bar:
+        bar("Gram", 1, 2)
+    assert capsys.readouterr().err == ""
