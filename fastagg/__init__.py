@@ -39,9 +39,9 @@ from fastagg.methods.ldawa import LDAWA, ldawa
 from fastagg.methods.simagg import SimAgg, simagg
 from fastagg.methods.simprox import SimProx, simprox
 from fastagg.methods.weiavg import WeiAvg, weiavg
-from fastagg.redistribute import distribute
 from fastagg.registry import aggregator, methods
 from fastagg.result import Result, Results
+from fastagg.shards.redistribute import distribute
 from fastagg.table import InputError
 
 __version__ = _version("fastagg")

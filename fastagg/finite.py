@@ -47,10 +47,10 @@ def check_outputs(table: Table, not_finite: np.ndarray) -> None:
     marked = np.flatnonzero(not_finite)
     if not len(marked):
         return
-    bad = [k for k, client in enumerate(table.clients) if _bad(client, marked)]
+    bad = [k for k, client in enumerate(table.clients) if not_finite_in(client, marked)]
     if bad:
         raise _error(table, bad)
-    if table.center is not None and _bad(table.center, marked):
+    if table.center is not None and not_finite_in(table.center, marked):
         raise InputError(_what(table, table.center, "the global model"))
     key, dtype = table.layout.keys[marked[0]], table.layout.dtypes[marked[0]]
     raise InputError(
@@ -75,22 +75,28 @@ def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
     message = _what(table, table.clients[first], name)
     message = message or f"{name}: its distance to the global model is too large for float64"
     if len(clients) > 1:
-        message += f"; so have {_listed([table.name(k) for k in clients[1:]])}"
+        message += f"; so have {listed([table.name(k) for k in clients[1:]])}"
     return NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
 
 
 def _what(table: Table, tensors: list[torch.Tensor], name: str) -> str:
     """The keys of a model that are not finite, in words; nothing if all are"""
-    keys = [repr(table.layout.keys[t]) for t in _bad(tensors, range(table.T))]
+    return in_words(name, [table.layout.keys[t] for t in not_finite_in(tensors, range(table.T))])
+
+
+def in_words(name: str, keys: list[str]) -> str:
+    """What is said of a model with such keys; nothing if there are none"""
     if not keys:
         return ""
+    those = listed([repr(key) for key in keys])
     return (
-        f"{name}: {'key' if len(keys) == 1 else 'keys'} {_listed(keys)} {'has' if len(keys) == 1 else 'have'} values "
+        f"{name}: {'key' if len(keys) == 1 else 'keys'} {those} {'has' if len(keys) == 1 else 'have'} values "
         "that are not finite (NaN or infinity)"
     )
 
 
-def _bad(tensors: list[torch.Tensor], some: Iterable[int]) -> list[int]:
+def not_finite_in(tensors: list[torch.Tensor], some: Iterable[int]) -> list[int]:
+    """Those of a model's tensors that are not finite, by number"""
     return [t for t in some if tensors[t].dtype in FLOATING and not _is_finite(tensors[t].detach())]
 
 
@@ -107,6 +113,6 @@ def _part_is_finite(part: torch.Tensor) -> bool:
     return bool(np.isfinite(part.numpy()).all())
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -29,7 +29,7 @@ from distributed_parts import (
 from every_method import K, cohort, models
 
 import fastagg
-from fastagg import distributed
+from fastagg.shards import sharded
 
 
 @check
@@ -209,7 +209,7 @@ def tied_parameters_and_names_of_others(group, rank, ranks):
 
 @check
 def many_layers_are_added_up_before_they_are_sent(group, rank, ranks):
-    limit, distributed.MOST_BYTES = distributed.MOST_BYTES, 1000
+    limit, sharded.MOST_BYTES = sharded.MOST_BYTES, 1000
     try:
         g, clients = cohort()
         whole = fastagg.simprox(g, clients)
@@ -218,7 +218,7 @@ def many_layers_are_added_up_before_they_are_sent(group, rank, ranks):
         assert part.gram.numel == whole.gram.numel
         torch.testing.assert_close(part.gram.matrix, whole.gram.matrix, rtol=1e-12, atol=0)
     finally:
-        distributed.MOST_BYTES = limit
+        sharded.MOST_BYTES = limit
 
 
 @check

@@ -13,7 +13,7 @@ from distributed_parts import IDS, SIZES, check, everyone, raises, round_of, sam
 from every_method import cohort, models, run
 
 import fastagg
-from fastagg.peers import Peers
+from fastagg.shards.peers import Peers
 
 
 def share_of(items, rank, ranks):

@@ -69,9 +69,9 @@ class Aggregator:
                      same clients in another order give the same bits.
         """
         if self.group is not None:
-            from fastagg import distributed
+            from fastagg.shards import sharded
 
-            return distributed.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
+            return sharded.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
         return self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
 
     def aggregate_from(

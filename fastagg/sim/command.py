@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastagg.peers import Peers
+from fastagg.shards.peers import Peers
 from fastagg.sim import config
 from fastagg.sim.config import Config
 from fastagg.table import InputError

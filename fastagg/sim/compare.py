@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastagg.peers import Peers
+from fastagg.shards.peers import Peers
 from fastagg.sim import config, page, report, run
 from fastagg.sim.config import Config
 

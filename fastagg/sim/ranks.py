@@ -19,11 +19,11 @@ import numpy as np
 import torch.distributed as dist
 
 import fastagg
-from fastagg import distributed, redistribute
 from fastagg import table as tables
 from fastagg.methods.common import Aggregator
-from fastagg.peers import Peers
 from fastagg.result import Result, Results
+from fastagg.shards import redistribute, sharded
+from fastagg.shards.peers import Peers
 from fastagg.sim import attack
 from fastagg.sim.config import Config
 from fastagg.sim.train import Job, Update
@@ -84,7 +84,7 @@ def aggregate(
     result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids, **info)
     if result.gram is None:
         here = [sd for k, sd in zip(ids, part.client_sds, strict=True) if k not in result.dropped]
-        result.gram = distributed.gram(part.global_sd, here, peers.group, params=server.params)
+        result.gram = sharded.gram(part.global_sd, here, peers.group, params=server.params)
     return part.gather(result)
 
 

@@ -18,7 +18,7 @@ import torch
 
 import fastagg
 from fastagg import files
-from fastagg.peers import Peers
+from fastagg.shards.peers import Peers
 from fastagg.sim import attack, config, data, models, partition, ranks
 from fastagg.sim.config import Config
 from fastagg.sim.report import AVERAGED

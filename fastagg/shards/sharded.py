@@ -26,11 +26,11 @@ from fastagg import core, finite
 from fastagg import table as tables
 from fastagg.access import Memory
 from fastagg.core import Out
-from fastagg.dtensors import DTensors
 from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
-from fastagg.peers import Peers, digest, shown
 from fastagg.result import Result, Results
+from fastagg.shards.dtensors import DTensors
+from fastagg.shards.peers import Peers, digest, shown
 from fastagg.table import InputError, Layout, StateDict, Table
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Sharded(Memory):
         if bad[0] >= 0:
             self._name(table, bad.tolist())
         keys = self._keys(table, table.center)
-        words = _not_finite("the global model", keys) if keys else "the global model is too large for float64"
+        words = finite.in_words("the global model", keys) if keys else "the global model is too large for float64"
         self.peers.share(InputError(words))
 
     def _agreed(self, table: Table, weights: np.ndarray) -> np.ndarray:
@@ -226,16 +226,16 @@ class Sharded(Memory):
         keys = self._keys(table, table.clients[clients[0]])
         name = table.name(clients[0])
         far = f"{name}: its distance to the global model is too large for float64"
-        message = _not_finite(name, keys) if keys else far
+        message = finite.in_words(name, keys) or far
         if len(clients) > 1:
-            message += f"; so have {finite._listed([table.name(k) for k in clients[1:]])}"
+            message += f"; so have {finite.listed([table.name(k) for k in clients[1:]])}"
         self.peers.share(
             NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
         )
 
     def _keys(self, table: Table, model: list[torch.Tensor]) -> list[str]:
         """The keys of a model that are not finite, on whatever rank"""
-        mine = [table.layout.keys[t] for t in finite._bad(model, range(table.T))]
+        mine = [table.layout.keys[t] for t in finite.not_finite_in(model, range(table.T))]
         self.peers.agree({"step": "not finite"})
         return list(dict.fromkeys(key for text in self.peers.texts(json.dumps(mine)) for key in json.loads(text)))
 
@@ -246,9 +246,3 @@ def _form(ranks: list[int] | None, shape: list[int]) -> str:
 
 def _positions(table: Table) -> str:
     return shown(list(range(table.K)) if table.positions is None else list(table.positions))
-
-
-def _not_finite(name: str, keys: list[str]) -> str:
-    listed = finite._listed([repr(key) for key in keys])
-    has = f"key {listed} has" if len(keys) == 1 else f"keys {listed} have"
-    return f"{name}: {has} values that are not finite (NaN or infinity)"

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from fastagg import table as tables
 from fastagg.methods.common import check_client_ids, check_sizes
-from fastagg.peers import Peers, brief
 from fastagg.result import Result, Results, _to_numpy
+from fastagg.shards.peers import Peers, brief
 from fastagg.table import InputError, Layout, StateDict
 
 MOST_UNEVEN = 1.25  # the largest part, as a multiple of the mean: beyond it layers are cut too
