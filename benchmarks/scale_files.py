@@ -126,7 +126,7 @@ def forget(paths: list[Path]) -> None:
             os.close(fd)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of each model")
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the files are made (default: the system's temporary folder)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     dtype = DTYPES[args.dtype]
     with tempfile.TemporaryDirectory(dir=args.folder) as place:
         folder = Path(place)
@@ -161,7 +161,8 @@ def main() -> None:
                 print(f"| {method} | {state} | {plain:.2f} s | {inner:.2f} s | {inner / plain:.2f} | "
                       f"{reads * size / 1e9 / inner:.2f} GB/s | {whole:.2f} s | {anonymous / 1e6:.0f} MB | "
                       f"{mapped / 1e6:.0f} MB |", flush=True)  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

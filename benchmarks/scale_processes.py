@@ -128,15 +128,16 @@ def one_process(numel: int, rounds: int, threads: int) -> float:
     return statistics.median(times[1:])
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--million", type=float, default=4, help="parameters of the model, in millions")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     numel = int(args.million * 1e6 / LAYERS)
     if args.worker:
-        return worker(int(args.worker[0]), args.worker[1], numel, args.rounds)
+        worker(int(args.worker[0]), args.worker[1], numel, args.rounds)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.scale_processes", "--million", str(args.million)]
         command += ["--rounds", str(args.rounds), "--worker"]
@@ -167,7 +168,8 @@ def main() -> None:
     print(
         f"\nOne process with {os.cpu_count()} threads: {1e3 * one_process(numel, args.rounds, os.cpu_count()):.1f} ms"
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
