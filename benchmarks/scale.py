@@ -1,7 +1,7 @@
 """Past one memory and past one process: what docs/scale.md shows.
 
-python -m benchmarks.scale files --clients 20 --gigabytes 1       # `fastagg aggregate` against cat; needs 22 GB of disk
-python -m benchmarks.scale processes --million 10                 # 1, 2 and 4 ranks: time, and bytes on the wire
+python -m benchmarks.scale files --clients 20 --gigabytes 1   # `fastagg aggregate` against cat; 22 GB of disk
+python -m benchmarks.scale processes --million 10             # 1, 2 and 4 ranks: time, and bytes on the wire
 """
 
 from __future__ import annotations
