@@ -120,7 +120,8 @@ class FastAgg(FedAvg):
         contents = []
         for reply in replies:
             [(name, metrics)] = reply.origin.metric_records.items()
-            rest = {key: value for key, value in metrics.items() if key not in self._server.asked}
+            told = set(self._server.asked) - {self.weighted_by_key}
+            rest = {key: v for key, v in metrics.items() if key not in told and not key.startswith("fastagg-")}
             contents.append(RecordDict({**reply.origin, name: MetricRecord(rest)}))
         return average(contents, self.weighted_by_key)
 

@@ -47,7 +47,7 @@ class FastAgg(FedAvg):
     ) -> None:
         theirs, ours = split_options(FedAvg, options)
         self._keys = keys if keys is None else tuple(keys.state_dict() if isinstance(keys, nn.Module) else keys)
-        self._server = Server(method, ours, round_info, _blank, lambda parameters: self._view(parameters, "a model"))
+        self._server = Server(method, ours, round_info, _blank, self._view)
         super().__init__(**theirs)
 
     @property
@@ -115,7 +115,7 @@ class FastAgg(FedAvg):
         model = check_model(cid, self._view(reply.parameters, f"node {cid}"), self._server.center)
         return Reply(cid, reply, size, form, info, model)
 
-    def _view(self, parameters: Parameters, who: str) -> dict[str, Any]:
+    def _view(self, parameters: Parameters, who: str = "a model") -> dict[str, Any]:
         if parameters.tensor_type != NUMPY:
             raise InputError(f"{who}: its arrays are of type {parameters.tensor_type!r}, expected {NUMPY!r}")
         keys = self._keys or [str(i) for i in range(len(parameters.tensors))]

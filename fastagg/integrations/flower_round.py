@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 import fastagg
@@ -72,8 +74,12 @@ class Server:
         self, replies: Iterable[tuple[Any, Any]], read: Callable[[Any, Any], Reply]
     ) -> tuple[list[Reply], list[Any]]:
         """The replies that can be used, and who sent the others; raises where bad ones are not to be dropped."""
-        good, bad = [], []
+        good, bad, seen = [], [], set()
         for node, reply in replies:
+            if node in seen:  # its first reply counts, so it is not one of the bad
+                self._leave_out(node, InputError(f"node {node}: it sent a second reply in this round"))
+                continue
+            seen.add(node)
             try:
                 good.append(read(node, reply))
             except InputError as error:
@@ -192,7 +198,7 @@ def split_options(strategy: type, options: dict[str, Any]) -> tuple[dict[str, An
 
 def check_size(node: Any, name: str, value: Any) -> float:
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-        raise InputError(f"node {node}: {name} is {value!r}, expected a number >= 0")
+        raise InputError(f"node {node}: {name} is {reprlib.repr(value)}, expected a number >= 0")
     return value
 
 
@@ -214,8 +220,10 @@ def check_model(node: Any, model: Model, center: Model | None) -> Model:
         if model[key].dtype != like.dtype or model[key].shape != like.shape:
             found, expected = ((x.dtype, tuple(x.shape)) for x in (model[key], like))
             raise InputError(f"node {node}: key {key!r} is {found[0]} {found[1]}, expected {expected[0]} {expected[1]}")
-    for key in model if center is not None else ():
-        if key not in center:
+    for key, tensor in model.items():
+        if tensor.dtype == torch.bool and (tensor.view(torch.uint8) > 1).any():
+            raise InputError(f"node {node}: key {key!r} has booleans that are neither 0 nor 1")
+        if center is not None and key not in center:
             raise InputError(f"node {node}: key {key!r} is not in the global model")
     return model
 

@@ -71,6 +71,7 @@ class FastAggAggregator(ModelAggregator):
             if not _is_weight(factor):
                 raise ValueError(f"aggregation_weights: {name!r} has {factor!r}, expected a number >= 0")
         self._global: Mapping[str, Any] | None = None
+        self._number: int | None = None  # of the round
         self._warned = False
         self.reset_stats()
 
@@ -81,7 +82,8 @@ class FastAggAggregator(ModelAggregator):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.BEFORE_TRAIN_TASK:
-            self._global = FLModelUtils.from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)).params
+            sent = FLModelUtils.from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE))
+            self._global, self._number = sent.params, sent.current_round
 
     def reset_stats(self) -> None:
         """Forgets the round's models, not what the method remembers over rounds"""
@@ -104,11 +106,14 @@ class FastAggAggregator(ModelAggregator):
             return self._aggregate()
         finally:
             self.reset_stats()
-            self._global = None
+            self._global = self._number = None
 
     def _aggregate(self) -> FLModel:
         self._models = dict(sorted(self._models.items()))  # the order of arrival must not show
-        rounds = [model.current_round for model in self._models.values()]
+        self._leave_out({
+            name: "its params are no dict of names and tensors"
+            for name, model in self._models.items() if not _is_dict(model.params)
+        })  # fmt: skip
         types = Counter(model.params_type for model in self._models.values())
         kind = types.most_common(1)[0][0] if types else ParamsType.FULL
         self._leave_out({
@@ -133,7 +138,7 @@ class FastAggAggregator(ModelAggregator):
             params=params,
             params_type=kind,
             metrics=self._metrics(sizes),
-            current_round=rounds[0] if rounds else None,
+            current_round=self._number,  # not what a client says; where it is not known, NVFlare fills it in
             meta=meta,
         )
 
@@ -160,7 +165,7 @@ class FastAggAggregator(ModelAggregator):
         faults = {name: f"{self.weight_key} is {value!r}" for name, value in said.items() if not _is_weight(value)}
         self._leave_out({name: f"{fault}, expected a number >= 0" for name, fault in faults.items()})
         factors = self.aggregation_weights or {}
-        return {name: float(said[name]) * factors.get(name, 1.0) for name in self._models}
+        return {name: min(float(said[name]) * factors.get(name, 1.0), 1e300) for name in self._models}
 
     def _told(self) -> dict[str, dict[str, np.ndarray]]:
         """What the clients say of themselves that the method wants to know: name of it -> client -> numbers.
@@ -173,8 +178,10 @@ class FastAggAggregator(ModelAggregator):
             told[what] = {name: _numbers(value) for name, value in said.items()}
             shapes = Counter(x.shape for x in told[what].values() if x is not None)
             usual = shapes.most_common(1)[0][0] if shapes else ()
-            bad = [name for name, x in told[what].items() if x is None or x.shape != usual]
-            self._leave_out({name: f"{what} is {said[name]!r}, expected numbers >= 0, as others have" for name in bad})
+            some = what in ("local_steps", "label_dist")  # methods refuse a client with nothing but zeros there
+            bad = [n for n, x in told[what].items() if x is None or x.shape != usual or (some and not x.any())]
+            expected = "numbers >= 0, not all 0" if some else "numbers >= 0"
+            self._leave_out({name: f"{what} is {said[name]!r}, expected {expected}, as others have" for name in bad})
         return told
 
     def _params(self, kind: ParamsType, sizes: dict, told: dict) -> tuple[dict[str, Any] | None, Any]:
@@ -210,9 +217,11 @@ class FastAggAggregator(ModelAggregator):
             try:
                 result = self._round(kind, part, clients, [sizes[name] for name in clients], info | self.round_info())
             except fastagg.InputError as error:
-                if self.on_nonfinite == "raise" or not isinstance(error.__cause__, fastagg.NonFiniteError):
+                if self.on_nonfinite == "raise":
                     raise
-                self._leave_out(dict.fromkeys(clients, "it is not finite"))
+                self.error(f"{self.method}: {error}; the model stays as it was")
+                self._dropped += self._models
+                self._models = {}
                 return None, None
             params.update(result)
             self._dropped += result.dropped
@@ -277,13 +286,24 @@ class FastAggAggregator(ModelAggregator):
         mean = WeightedAggregationHelper()
         for name, model in self._models.items():
             if sizes[name] > 0:
-                mean.add(filter_aggregatable_metrics(model.metrics), sizes[name], name, model.current_round)
+                try:
+                    mean.add(filter_aggregatable_metrics(model.metrics), sizes[name], name, model.current_round)
+                except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+                    text = f"client {name!r}: its metrics cannot be averaged with the others': {error}"
+                    if self.on_nonfinite == "raise":
+                        raise fastagg.InputError(text) from error
+                    self.warning(f"{text}; this round has no metrics")
+                    return None
         return mean.get_result() or None
 
 
 def _is_weight(value: Any) -> bool:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return is_number and 0 <= value < 1e300  # a factor must not make it infinite
+    return is_number and 0 <= value < 1e300
+
+
+def _is_dict(params: Any) -> bool:
+    return callable(getattr(params, "keys", None)) and all(isinstance(key, str) for key in params)
 
 
 def _is_lazy(value: Any) -> bool:

@@ -240,6 +240,15 @@ def test_options():
         FastAgg("fedawaa")
 
 
+def test_weighted_by_what_the_method_wants_to_know():
+    g, sds = every_method.cohort(3)
+    strategy = started(FastAgg("fednova", weighted_by_key="local_steps"), g, NODES[:3])
+    contents = [content(sd, local_steps=k + 1, loss=float(k)) for k, sd in enumerate(sds)]
+    _, metrics = strategy.aggregate_train(1, replies(NODES[:3], contents))
+    assert metrics["loss"] == pytest.approx(8 / 6)
+    assert "local_steps" not in metrics
+
+
 def test_without_the_global_model():
     g, sds = every_method.cohort(3)
     given = replies(NODES[:3], [content(sd) for sd in sds])

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 import fastagg
 from fastagg.integrations.flower import FastAgg, pack, unpack
+from fastagg.integrations.flower_round import check_model
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +66,20 @@ def test_a_bad_reply_is_named_or_left_out(kind, caplog):
     assert len(metrics["fastagg-weights"]) == 3
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedawa", "fedamp", "cfl"])
+def test_of_two_replies_of_a_node_the_first_counts(method):
+    g, sds = every_method.cohort(4)
+    nodes = [NODES[0], NODES[1], NODES[1], NODES[2]]
+    given = replies(nodes, [content(sd) for sd in sds])
+    with pytest.raises(fastagg.InputError, match=f"node {NODES[1]}.*second reply"):
+        started(FastAgg(method), g).aggregate_train(1, given)
+    arrays, metrics = started(FastAgg(method, on_nonfinite="drop"), g).aggregate_train(1, given)
+    once, _ = started(FastAgg(method), g).aggregate_train(1, [given[0], given[1], given[3]])
+    assert arrays == once
+    assert metrics["fastagg-clients"] == NODES[:3]
+    assert metrics["fastagg-dropped"] == []
+
+
 def test_rounds_that_leave_nothing_keep_the_model():
     g, sds = every_method.cohort(3)
     nan = {key: value * float("nan") if value.is_floating_point() else value for key, value in sds[0].items()}
@@ -109,3 +124,10 @@ def test_a_client_cannot_choose_its_logits():
         for m in ({}, {"logits": 50.0})
     )
     assert plain[0] == with_logits[0]
+
+
+def test_booleans_are_zero_or_one():
+    good, bad = ({"mask": torch.tensor([n, 0], dtype=torch.uint8).view(torch.bool)} for n in (1, 7))
+    assert check_model(1, good, good) is good
+    with pytest.raises(fastagg.InputError, match="node 1: key 'mask' has booleans that are neither 0 nor 1"):
+        check_model(1, bad, good)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -149,6 +151,16 @@ def test_what_clients_say_of_themselves_is_checked():
         parameters, metrics = strategy.aggregate_fit(1, fits(sds, metrics=told), [])
         assert json.loads(metrics["fastagg-dropped"]) == ["client-1"]
         assert parameters is not None
+
+
+def test_a_strategy_can_be_copied_and_pickled():
+    g, sds = every_method.cohort(3)
+    given = fits(sds)
+    strategy = started(FastAggLegacy("fedawa", keys=g), g, 3)
+    strategy.aggregate_fit(1, given, [])
+    others = [copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))]
+    expected = strategy.aggregate_fit(2, given, [])
+    assert all(other.aggregate_fit(2, given, []) == expected for other in others)
 
 
 def test_rounds_that_leave_nothing():

@@ -58,16 +58,17 @@ def returned(sent):
 def event(aggregator, global_sd):
     """What the controller does when it sends the model out"""
     context = FLContext()
-    context.set_prop(AppConstants.TRAIN_SHAREABLE, FLModelUtils.to_shareable(FLModel(params=global_sd)), private=True)
+    sent = FLModelUtils.to_shareable(FLModel(params=global_sd, current_round=4))
+    context.set_prop(AppConstants.TRAIN_SHAREABLE, sent, private=True)
     aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, context)
 
 
-def fl_model(name, params, kind=ParamsType.FULL, size=None, accuracy=None, **meta):
+def fl_model(name, params, kind=ParamsType.FULL, size=None, accuracy=None, number=4, **meta):
     meta = {"client_name": name, **meta}
     if size is not None:
         meta["NUM_STEPS_CURRENT_ROUND"] = size
     metrics = None if accuracy is None else {"accuracy": accuracy}
-    return FLModel(params=params, params_type=kind, metrics=metrics, current_round=4, meta=meta)
+    return FLModel(params=params, params_type=kind, metrics=metrics, current_round=number, meta=meta)
 
 
 def run(aggregator, global_sd, clients, kind=ParamsType.FULL, sizes=SIZES, order=None, **kw):
@@ -276,6 +277,63 @@ def test_nobody_left_keeps_the_global_model(sent, returned, kind):
         run(FastAggAggregator("fedawa"), sent, clients, kind)
     with pytest.raises(fastagg.InputError, match="no client sent a model"):
         run(FastAggAggregator(), sent, [])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "sizes", "told"),
+    [
+        ("fedavg", {}, (0, 0, 0), {}),
+        ("krum", {"f": 1}, SIZES, {}),
+        ("fednova", {}, SIZES, {"local_steps": (1e308, 2, 3)}),
+        ("feddisco", {}, SIZES, {"label_dist": ([], [], [])}),
+    ],
+)
+def test_a_round_that_cannot_be_aggregated_keeps_the_global_model(sent, returned, method, options, sizes, told):
+    with pytest.raises(fastagg.InputError):
+        run(FastAggAggregator(method, options), sent, returned, sizes=sizes, **told)
+    result = run(FastAggAggregator(method, options, on_nonfinite="drop"), sent, returned, sizes=sizes, **told)
+    assert_equal(result.params, sent)
+    assert result.meta["fastagg_dropped"] == list(SITES)
+    assert result.meta["fastagg_weights"] == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [("fednova", {"local_steps": (0, 2, 3)}), ("feddisco", {"label_dist": ([0, 0], [1, 2], [2, 1])})],
+)
+def test_a_client_that_tells_only_zeros_is_named_or_left_out(sent, returned, method, told):
+    with pytest.raises(fastagg.InputError, match=r"site-1.*not all 0"):
+        run(FastAggAggregator(method), sent, returned, **told)
+    result = run(FastAggAggregator(method, on_nonfinite="drop"), sent, returned, **told)
+    assert result.meta["fastagg_dropped"] == ["site-1"]
+
+
+@pytest.mark.parametrize("params", [{1: torch.ones(1), "x": torch.ones(1)}, [torch.ones(1)], "abc"])
+def test_params_that_are_no_state_dict(sent, returned, params):
+    clients = [params, *returned[1:]]
+    with pytest.raises(fastagg.InputError, match=r"site-1.*no dict"):
+        run(FastAggAggregator(), sent, clients)
+    assert run(FastAggAggregator(on_nonfinite="drop"), sent, clients).meta["fastagg_dropped"] == ["site-1"]
+
+
+@pytest.mark.parametrize("strange", [np.ones(3), torch.ones(3), 10**400])
+def test_metrics_that_cannot_be_averaged(sent, returned, strange):
+    accuracy = (np.ones(2), strange, 0.5)
+    with pytest.raises(fastagg.InputError, match=r"site-2.*metrics"):
+        run(FastAggAggregator(), sent, returned, accuracy=accuracy)
+    result = run(FastAggAggregator(on_nonfinite="drop"), sent, returned, accuracy=accuracy)
+    assert result.metrics is None
+    assert result.meta["fastagg_dropped"] == []
+
+
+def test_a_client_does_not_choose_the_round(sent, returned):
+    assert run(FastAggAggregator(), sent, returned, number=(999, 4, 4)).current_round == 4
+    assert run(FastAggAggregator(), None, returned, number=(999, 4, 4)).current_round is None
+
+
+def test_a_factor_cannot_make_a_weight_infinite(sent, returned):
+    aggregator = FastAggAggregator(aggregation_weights={"site-1": 1e299})
+    assert run(aggregator, sent, returned, sizes=(1e299, 1, 1)).meta["fastagg_weights"]["site-1"] == 1
 
 
 def test_kinds_do_not_mix(sent, returned):
