@@ -29,7 +29,7 @@ demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=15
 
 test-integrations: $(INTEGRATIONS:%=test-%)
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
