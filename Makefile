@@ -6,6 +6,7 @@
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
 #              under 15 minutes; make bench ONLY=fedawa measures a part
+# make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
 # make lint    ruff and clang-format
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
@@ -21,7 +22,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-compare lint format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -53,6 +54,9 @@ bench: $(VENV)/bench
 	$(BIN)/python -m pytest benchmarks -k "$(ONLY)" -o python_files='bench_*.py' -q \
 	  --benchmark-quiet --benchmark-json=benchmarks/results/bench.json
 	$(BIN)/python -m benchmarks.report
+
+bench-integrations: $(VENV)/ready $(INTEGRATIONS:%=$(VENV)-%/ready)
+	$(foreach i,$(INTEGRATIONS),$(VENV)-$(i)/bin/python -m benchmarks.integrations &&) true
 
 bench-compare: $(VENV)/ready
 	$(BIN)/python -m benchmarks.compare --base $(BASE)

@@ -233,9 +233,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.INFO)
     print("| inside | method | clients | what | theirs | fastagg | times faster | reads of memory | extra memory |")
     print("|---|---|---:|---|---:|---:|---:|---:|---|")
-    for K in args.clients:
-        for line in measure_all(args.model, K, args.rounds):
-            print(line, flush=True)
+    try:
+        for K in args.clients:
+            for line in measure_all(args.model, K, args.rounds):
+                print(line, flush=True)
+    finally:
+        logging.disable(logging.NOTSET)
     return 0
 
 
