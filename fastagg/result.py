@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fastagg import large_pages
 from fastagg.table import InputError, StateDict, Table, as_tensor, scan
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
     """[M][T] fresh tensors in the form of the table's."""
     like = table.clients[0]
     with torch.no_grad():
-        return [[torch.empty_like(t, memory_format=torch.contiguous_format) for t in like] for _ in range(outputs)]
+        made = [[torch.empty_like(t, memory_format=torch.contiguous_format) for t in like] for _ in range(outputs)]
+    for row in made:
+        large_pages.ask_for(row)
+    return made
 
 
 def check_out(table: Table, out: StateDict | list[StateDict], outputs: int) -> list[list[torch.Tensor]]:

@@ -250,3 +250,10 @@ def test_torchs_default_device_does_not_matter():
     finally:
         torch.set_default_device(None)
     assert_same_bits(got, expected)
+
+
+def test_results_of_large_tensors_are_whole():
+    """Their memory is asked for in large pages, from the first whole page in it to the last"""
+    clients = [{"w": torch.full((3_000_001,), float(k)), "b": torch.full((7,), float(k))} for k in (1, 3)]
+    mean = fastagg.mix(clients, [0.5, 0.5])
+    assert all((x == 2).all() for x in mean.values())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import fastagg
+from fastagg import large_pages
 from fastagg.methods.common import Aggregator
 from fastagg.result import Result, Results
 from fastagg.table import InputError
@@ -124,7 +125,9 @@ class Server:
         form = replies[0].model if self.center is None else self.center
         record = self.blank(form)
         if gives == "global":
-            self.result = self._call(self.center, replies, info, self.view(record))
+            out = self.view(record)
+            large_pages.ask_for(out.values())
+            self.result = self._call(self.center, replies, info, out)
         elif gives == "personalised":
             own = [self.blank(form) for _ in replies]
             self.result = self._call(self.center, replies, info, [self.view(one) for one in own])
