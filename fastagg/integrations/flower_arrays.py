@@ -134,16 +134,23 @@ def _read_header(data: bytes) -> tuple[int, Form]:
     """Where the numbers begin, and their form"""
     if not isinstance(data, bytes):
         raise ValueError(f"it is a {type(data).__name__}, expected bytes")
+    if data[:10] == b"\x93NUMPY\x01\x00v\x00" and len(data) > 127:  # what nearly all arrays begin with
+        start, form = 128, _header(data[10:128])
+    else:
+        start, form = _other_header(data)
+    if form.bytes != len(data) - start:
+        raise ValueError(f"{form.shape} of {form.dtype} are {form.bytes} bytes, but {len(data) - start} came")
+    return start, form
+
+
+def _other_header(data: bytes) -> tuple[int, Form]:
     size = _SIZE_OF_LENGTH.get(data[:8])
     if size is None:
         raise ValueError("it does not begin as an npy file of version 1 or 2")
     start = 8 + size + int.from_bytes(data[8 : 8 + size], "little")
     if start > min(len(data), _LONGEST_HEADER):
         raise ValueError("its header is cut off, or too long")
-    form = _header(data[8 + size : start])
-    if form.bytes != len(data) - start:
-        raise ValueError(f"{form.shape} of {form.dtype} are {form.bytes} bytes, but {len(data) - start} came")
-    return start, form
+    return start, _header(data[8 + size : start])
 
 
 @lru_cache(maxsize=4096)  # all clients send the same headers, and to read one takes longer than to average a bias
@@ -163,13 +170,18 @@ def _header(text: bytes) -> Form:
 
 def blank_npy(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """An npy file, as np.save writes it, whose numbers are yet to be written"""
+    head = _head(dtype, shape)
+    data = _new_bytes(None, len(head) + math.prod(shape) * dtype.itemsize)
+    ctypes.memmove(ctypes.cast(data, ctypes.c_void_p), head, len(head))
+    return data
+
+
+@lru_cache(maxsize=4096)
+def _head(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     numbers = np.dtype(np.int16) if dtype == torch.bfloat16 else torch.empty(0, dtype=dtype).numpy().dtype
     text = f"{{'descr': {numbers.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"  # so that numbers begin at a multiple of 64
-    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
-    data = _new_bytes(None, len(head) + math.prod(shape) * numbers.itemsize)
-    ctypes.memmove(ctypes.cast(data, ctypes.c_void_p), head, len(head))
-    return data
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize  # with None: bytes to be filled before they are handed out
