@@ -1,6 +1,7 @@
 """Builds fastagg's native modules with CMake and ninja. All else about the package is in pyproject.toml."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ class CMakeBuild(build_ext):
         ]  # fmt: skip
         # said anew each time, for CMake remembers what an earlier build was told or did not find
         configure += ["-UCMAKE_CUDA_COMPILER", f"-DFASTAGG_CUDA={os.environ.get('FASTAGG_CUDA') or 'auto'}"]
+        configure.append(f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}")  # the former build's may be gone
         configure.append(f"-DFASTAGG_CUDA_ARCHITECTURES={os.environ.get('FASTAGG_CUDA_ARCHITECTURES', '')}")
         in_place = self.inplace or getattr(self, "editable_mode", False)
         for former in [*package.glob("_cuda.*.so"), *((HERE / "fastagg").glob("_cuda.*.so") if in_place else ())]:
