@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,14 +10,18 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
+import torch
 from cohort import make
 from model_files import assert_same_model, load_model, read_round, write_round, write_shards
 from safetensors.torch import load_file
 
 import fastagg
 from fastagg import InputError
+from fastagg import table as tables
 from fastagg.disk.mapped import open_model
+from fastagg.disk.slabs import slabs_of
 
 CUT = {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,), "c.w": (64, 1024)}
 
@@ -79,7 +84,7 @@ def test_a_process_that_is_killed_leaves_the_former_model(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, center, out, *paths], check=False)
     assert done.returncode == -signal.SIGKILL
     assert out.read_bytes() == former
-    assert sorted(os.listdir(out.parent)) == ["x.safetensors", "x.safetensors.part"]
+    assert sorted(os.listdir(out.parent)) == ["x.safetensors", "x.safetensors.lock", "x.safetensors.part"]
     fastagg.aggregate_files("fedavg", center, paths, out)
     assert os.listdir(out.parent) == ["x.safetensors"]
     assert_same_model(load_file(out), dict(fastagg.fedavg(*read_round(center, paths))))
@@ -105,7 +110,7 @@ def test_two_processes_do_not_write_the_same_file(tmp_path):
     center, paths = write_round(tmp_path / "in", *make(2, CUT))
 
     def again(*_):
-        with pytest.raises(InputError, match=r"x\.safetensors\.part is being written by another process"):
+        with pytest.raises(InputError, match=r"x\.safetensors\.lock: another process is writing"):
             fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors")
 
     fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors", progress=again)
@@ -141,3 +146,83 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No space left on device"):
         fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors")
     assert os.listdir(tmp_path) == ["in"]
+
+
+def test_a_lock_that_was_removed_meanwhile_protects_nothing(tmp_path, monkeypatch):
+    """Another run ends between our opening of the lock and our taking of it: its model stays whole"""
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    out, really, once = tmp_path / "x.safetensors", fcntl.flock, []
+
+    def flock(fd, how):
+        if not once:
+            once.append(True)
+            fastagg.aggregate_files("fedavg", center, paths, out)
+        return really(fd, how)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    fastagg.aggregate_files("fedavg", center, paths, out)
+    assert_same_model(load_file(out), dict(fastagg.fedavg(*read_round(center, paths))))
+    assert sorted(os.listdir(tmp_path)) == ["in", "x.safetensors"]
+
+
+def test_one_file_and_several_are_one_output(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+
+    def again(*_):
+        with pytest.raises(InputError, match="another process is writing"):
+            fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors", shard_size=1000)
+
+    fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors", progress=again)
+
+
+def test_only_shards_of_the_former_model_are_removed(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / "model.safetensors.index.json").write_text('{"weight_map": {"a": "notes.txt"}}')
+    fastagg.aggregate_files("fedavg", center, paths, out)
+    assert sorted(os.listdir(out)) == ["model.safetensors", "notes.txt"]
+    (out / "model.safetensors.index.json").write_text("no JSON")
+    with pytest.raises(InputError, match=r"model\.safetensors\.index\.json has no good JSON"):
+        fastagg.aggregate_files("fedavg", center, paths, out)
+
+
+def test_links_and_parts_are_clients_too(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    link, part = tmp_path / "x.safetensors", tmp_path / "y.safetensors.part"
+    link.symlink_to(paths[0])
+    part.write_bytes(paths[0].read_bytes())
+    for client, out in ((link, link), (part, tmp_path / "y.safetensors")):
+        with pytest.raises(InputError, match="is a client"):
+            fastagg.aggregate_files("fedavg", center, [client, paths[1]], out)
+    with pytest.raises(InputError, match="is like the name of a part of client 'a'"):
+        fastagg.aggregate_files("fedamp", center, paths, tmp_path / "out", client_ids=["a-00001-of-00002", "a"])
+
+
+def test_a_global_model_that_became_several_files_is_found_again(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    before = dict(fastagg.fedavg(*read_round(center, paths)))
+    for _ in range(2):
+        fastagg.aggregate_files("fedavg", center, paths, center, shard_size=1000, client_ids=np.arange(2))
+    assert not center.exists()
+    model = open_model(center)
+    assert model.name == center.stem
+    assert_same_model(model.tensors, before)
+
+
+def test_nothing_to_read(tmp_path):
+    """A model of buffers alone has no Gram; the same as in memory"""
+    models = [{"bn.running_mean": torch.full((3,), float(k))} for k in range(4)]
+    center, paths = write_round(tmp_path / "in", models[0], models[1:])
+    fastagg.aggregate_files("krum", center, paths, tmp_path / "x.safetensors", f=0)
+    assert_same_model(load_file(tmp_path / "x.safetensors"), dict(fastagg.krum(*read_round(center, paths), f=0)))
+
+
+def test_many_small_layers_take_no_more_memory_than_allowed(tmp_path):
+    form = {f"l{i}.weight": torch.zeros(1) for i in range(200)}
+    table = tables.build(form, [form] * 50)
+    matrix = 51 * 51 * 8
+    slabs = slabs_of(table, np.ones(table.T, bool), 51, 10 * matrix, with_gram=True)
+    assert max(len(slab.t) for slab in slabs) < 10
+    assert sum(len(slab.t) for slab in slabs) == 200

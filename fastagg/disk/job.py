@@ -261,7 +261,8 @@ def _server(method: str | Aggregator, options: dict[str, Any]) -> tuple[Aggregat
 
 
 def _ids(clients: list[MappedModel], given: Sequence[Any] | None) -> list[Any]:
-    ids = [client.name for client in clients] if given is None else list(given)
+    given = [client.name for client in clients] if given is None else given
+    ids = [name.item() if isinstance(name, np.generic | torch.Tensor) else name for name in given]
     if len(ids) != len(clients):
         raise InputError(f"client_ids has {len(ids)} entries for {len(clients)} files")
     seen: dict[Any, MappedModel] = {}

@@ -114,7 +114,7 @@ def open_model(path: str | os.PathLike) -> MappedModel:
     """A .safetensors file, the index of a sharded model, or a folder that holds one of the two"""
     path = Path(path)
     inside, name = _model_in(path), path.stem
-    if inside is not path or path.name.endswith(".index.json"):
+    if path.is_dir() or path.name.endswith(".index.json"):
         name = inside.absolute().parent.name
     if not inside.name.endswith(".index.json"):
         file = MappedFile(inside)
@@ -153,7 +153,8 @@ def _shards_of(index: Path) -> list[Path]:
 
 def _model_in(path: Path) -> Path:
     if not path.is_dir():
-        return path
+        index = path.with_name(path.name + ".index.json")  # x.safetensors may have become several files
+        return index if path.name.endswith(".safetensors") and index.exists() and not path.exists() else path
     for pattern in ("*" + INDEX, "*.safetensors"):
         found = sorted(path.glob(pattern))
         if len(found) == 1:

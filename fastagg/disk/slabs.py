@@ -71,23 +71,26 @@ def slabs_of(table: Table, used: np.ndarray, models: int, most: int, *, with_gra
     """The tensors used, in their order, in slabs that take at most `most` bytes in so many models, and in the Grams of
     their chunks; or of one chunk, where that alone takes more."""
     layout, item = table.layout, _item(table.layout)
-    for_gram = (table.K + 1) ** 2 * 8 / CHUNK if with_gram else 0.0
+    matrix = (table.K + 1) ** 2 * 8.0 if with_gram else 0.0  # one for each layer in a slab, or chunk of a layer
     slabs: list[Slab] = []
     pieces: list[tuple[int, int, int]] = []
-    left = float(most)
+    left, held = float(most), set()
     for t in np.flatnonzero(used & (layout.numel > 0)).tolist():
-        numel, each, begin = int(layout.numel[t]), int(item[t]) * models + for_gram, 0
+        numel, each, begin = int(layout.numel[t]), int(item[t]) * models + matrix / CHUNK, 0
+        layer = int(layout.gram_layer[t])
         while begin < numel:
-            count = min(int(left / each), numel - begin)
+            first = matrix if layer >= 0 and layer not in held else 0.0
+            count = min(int(max(left - first, 0.0) / each), numel - begin)
             if begin + count < numel:
                 count = count // CHUNK * CHUNK
             if not count and pieces:
                 slabs.append(_slab(pieces))
-                pieces, left = [], float(most)
+                pieces, left, held = [], float(most), set()
                 continue
             count = count or min(CHUNK, numel - begin)
             pieces.append((t, begin, count))
-            begin, left = begin + count, max(left - count * each, 0.0)
+            begin, left = begin + count, max(left - first - count * each, 0.0)
+            held.add(layer)
     return [*slabs, _slab(pieces)] if pieces else slabs
 
 
@@ -100,15 +103,19 @@ class LayerSums:
 
     def __init__(self, table: Table, layerwise: bool, most: int) -> None:
         layout, R = table.layout, table.K + 1
-        self.layout, self.layerwise, self.R = layout, layerwise, R
-        if layerwise and len(layout.layers) * R * R * 8 > most:
-            raise InputError(
-                f"the Grams of {len(layout.layers)} layers and {table.K} clients take "
-                f"{len(layout.layers) * R * R * 8 / 1e9:.2g} GB: allow more memory"
-            )
+        self.layout, self.layerwise, self.R, self.most = layout, layerwise, R, most
+        if layerwise:
+            self._check(len(layout.layers))
         self.left = layout.layer_numel.copy()  # [L], elements that are still to come
         self.sums: dict[int, np.ndarray] = {}  # of layers that are begun, or wait for earlier ones
         self.total, self.next = np.zeros((R, R)), 0
+
+    def _check(self, layers: int) -> None:
+        needed = layers * self.R * self.R * 8
+        if layers > 1 and needed > self.most:
+            raise InputError(
+                f"the Grams of {layers} layers and {self.R - 1} clients take {needed / 1e9:.2g} GB: allow more memory"
+            )
 
     def cut(self, slab: Slab) -> tuple[Slab, np.ndarray, np.ndarray]:
         """The slab with the layers that it does not hold whole cut into chunks; the row of the result that each piece's
@@ -134,6 +141,7 @@ class LayerSums:
     def add(self, layers: np.ndarray, matrices: torch.Tensor) -> None:
         for layer, matrix in zip(layers.tolist(), matrices.cpu().numpy(), strict=True):
             if layer not in self.sums:
+                self._check(len(self.sums) + 1)
                 self.sums[layer] = np.zeros((self.R, self.R))
             self.sums[layer] += matrix
         while not self.layerwise and self.next < len(self.left) and not self.left[self.next]:

@@ -104,7 +104,7 @@ class Streamed(Memory):
                 return inputs + outs, ahead.populate(inputs, outs)
 
             coming = ask(slabs[0]) if slabs else None
-            for slab, following in zip(slabs, [*slabs[1:], None], strict=True):
+            for slab, following in zip(slabs, [*slabs[1:], None], strict=False):
                 pages, there = coming
                 self._wait(there)
                 coming = ask(following) if following is not None else None

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from fastagg import files
-from fastagg.disk.mapped import MappedModel
-from fastagg.disk.written import ModelWriter
+from fastagg.disk.mapped import INDEX, MappedModel, read_index
+from fastagg.disk.written import Lock, ModelWriter
 from fastagg.result import Result
 from fastagg.table import InputError, Table
 
-FORM = re.compile(r"(.*?)((-b)?-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?", re.DOTALL)  # of a model's files
+FORM = re.compile(r"(.*?)((-b)?-\d{5}-of-\d{5})?\.safetensors(\.index\.json|\.part)?", re.DOTALL)  # of a model's files
 
 
 class Target:
@@ -37,11 +37,18 @@ class Target:
         for name in self.stems:
             if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
                 raise InputError(f"client id {name!r} cannot be the name of a file")
+        for name in self.stems:
+            whose = FORM.fullmatch(f"{name}.safetensors")[1]
+            if gives == "personalised" and whose != name and whose in self.stems:
+                raise InputError(f"client id {name!r} is like the name of a part of client {whose!r}'s model")
         if len(set(self.stems)) < len(self.stems):
             raise InputError("two client ids are the same as names of files")
 
     def check(self, clients: list[MappedModel], size: int) -> None:
-        """That no client is replaced, and that there is room for models of this size"""
+        """That no client is replaced, that what is replaced is understood, and that there is room for such models"""
+        for stem in self.stems:
+            if (self.folder / (stem + INDEX)).exists():
+                read_index(self.folder / (stem + INDEX))
         for client in clients:
             for path in (client.path, *(file.path for file in client.files)):
                 self.refuse(path, "a client")
@@ -54,13 +61,12 @@ class Target:
 
     def refuse(self, path: Path, what: str) -> None:
         """Raises when writing the new models would replace this file"""
-        path = path.resolve()
-        form = FORM.fullmatch(path.name)
-        if form is None or path.parent != self.folder.resolve():
-            return
-        stem = form[1]
-        if stem in self.stems or (self.gives == "clusters" and re.fullmatch(r"cluster-\d+", stem)):
-            raise InputError(f"{path} is {what}, and a new model would take its place: write it somewhere else")
+        for place in (path.parent.resolve() / path.name, path.resolve()):  # a link, and what it points to
+            form = FORM.fullmatch(place.name)
+            if form is None or place.parent != self.folder.resolve():
+                continue
+            if form[1] in self.stems or (self.gives == "clusters" and re.fullmatch(r"cluster-\d+", form[1])):
+                raise InputError(f"{place} is {what}, and a new model would take its place: write it somewhere else")
 
 
 class Writing:
@@ -72,17 +78,20 @@ class Writing:
     def __init__(self, target: Target, shard_size: int, metadata: Callable[..., dict[str, str]]) -> None:
         self.target, self.shard_size, self.metadata = target, shard_size, metadata
         self.writers: list[ModelWriter] = []
+        self.lock: Lock | None = None
 
     def __call__(self, table: Table, models: int, rows: int) -> list[dict[str, torch.Tensor]]:
-        self.discard()  # of a try in which a client was not finite
+        self._discard_writers()  # of a try in which a client was not finite
         target, layers, ids = self.target, table.layout.layers, self.target.ids
         target.folder.mkdir(parents=True, exist_ok=True)
+        if self.lock is None:
+            name = f"{target.stems[0]}.safetensors" if target.gives == "global" else "fastagg"
+            self.lock = Lock(target.folder / f"{name}.lock")
         longest = np.full((len(layers), len(ids)) if rows >= len(layers) else (len(ids),), -1.7976931348623157e308)
         room = len(json.dumps(self.metadata(longest, layers, ids)))
         stems = target.stems if target.gives == "global" else [f"fastagg-{m}" for m in range(models)]
         for stem in stems:
-            first = not self.writers
-            self.writers.append(ModelWriter(target.folder, stem, parts_of(table), self.shard_size, room, first))
+            self.writers.append(ModelWriter(target.folder, stem, parts_of(table), self.shard_size, room))
         return [writer.tensors for writer in self.writers]
 
     def place(self, found: Result | list) -> dict[str, Path]:
@@ -104,9 +113,15 @@ class Writing:
         if target.gives != "global":
             for path in target.folder.glob("fastagg-*.safetensors.part"):  # of a run that was killed
                 path.unlink(missing_ok=True)
+        self.lock.release()
         return paths
 
     def discard(self) -> None:
+        self._discard_writers()
+        if self.lock is not None:
+            self.lock.release()
+
+    def _discard_writers(self) -> None:
         for writer in self.writers:
             writer.discard()
         self.writers = []

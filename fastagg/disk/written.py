@@ -44,30 +44,47 @@ def _bytes(part: Part) -> int:
     return part[2].numel() * part[1].itemsize
 
 
+class Lock:
+    """Nobody else writes the same output meanwhile. The file goes when its owner is done; one that was killed leaves it
+    behind, unlocked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        while True:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() and os.path.samestat(os.fstat(self.fd), os.stat(path)):
+                    return
+            except OSError as error:
+                os.close(self.fd)
+                raise InputError(f"{path}: another process is writing this output") from error
+            os.close(self.fd)  # its owner removed it between our two calls: that one protects nothing any more
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self.fd)
+        self.fd = -1
+
+
 class PartFile:
-    """A safetensors file being written: `<name>.part`, with room for a header that is not known yet.
+    """A safetensors file being written: `<name>.part`, with room for a header that is not known yet"""
 
-    lock   nobody else may write this file meanwhile; it takes a file descriptor, of which there may be too few for all
-    """
-
-    def __init__(self, path: Path, parts: list[Part], room: int, lock: bool) -> None:
+    def __init__(self, path: Path, parts: list[Part], room: int) -> None:
         self.path, self.parts = path, parts
         self.start = -(-(len(files.header(parts, {})) + room) // PAGE) * PAGE
         size = self.start + sum(map(_bytes, parts))
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        self.ours = False  # until we know that no other process writes it
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.ours = True
         try:
-            if lock:
-                self._lock()
-            self.ours = True
-            os.ftruncate(self.fd, 0)
-            os.posix_fallocate(self.fd, 0, size)  # a full disk is an error now, and would be a crash later
-            memory = paging.mapped(self.fd, size, writable=True)
+            os.posix_fallocate(fd, 0, size)  # a full disk is an error now, and would be a crash later
+            memory = paging.mapped(fd, size, writable=True)
         except BaseException:
             self.discard()
             raise
-        if not lock:
-            self._close()
+        finally:
+            os.close(fd)  # there may be too few descriptors for all files
         self.tensors, at = {}, self.start
         for part in parts:
             key, dtype, shape = part
@@ -76,12 +93,6 @@ class PartFile:
             else:
                 self.tensors[key] = torch.empty(shape, dtype=dtype)
             at += _bytes(part)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"{self.path} is being written by another process") from error
 
     def complete(self, metadata: Mapping[str, str]) -> None:
         """Writes the header, and waits until all is on the disk"""
@@ -93,33 +104,24 @@ class PartFile:
     def move(self, place: Path) -> None:
         self.path.replace(place)
         self.ours = False
-        self._close()
 
     def discard(self) -> None:
         if self.ours:
             self.path.unlink(missing_ok=True)
         self.ours = False
-        self._close()
-
-    def _close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd = -1
 
 
 class ModelWriter:
     """One model on its way to the disk: tensors to be written, then complete(), then place()"""
 
-    def __init__(
-        self, folder: Path, stem: str, parts: Sequence[Part], shard_size: int, room: int, lock: bool = True
-    ) -> None:
-        """room: bytes of metadata that the header can take; lock: the first file, against other processes"""
+    def __init__(self, folder: Path, stem: str, parts: Sequence[Part], shard_size: int, room: int) -> None:
+        """room: bytes of metadata that the header can take"""
         self.folder = folder
         self.shards: list[PartFile] = []
         shards = shards_of(parts, shard_size)
         try:
             for name, shard in zip(names(stem, len(shards)), shards, strict=True):
-                self.shards.append(PartFile(folder / (name + ".part"), shard, room, lock and not self.shards))
+                self.shards.append(PartFile(folder / (name + ".part"), shard, room))
         except OSError as error:
             self.discard()
             raise InputError(f"{folder / stem}: cannot write there: {error.strerror or error}") from error
@@ -155,7 +157,7 @@ class ModelWriter:
             single.unlink(missing_ok=True)
             place = index
         _sync(self.folder)
-        for name in former | _shards_beside(self.folder, stem):
+        for name in _shards_beside(self.folder, stem):  # not all that the former index names: it may be anybody's
             if name not in new:
                 (self.folder / name).unlink(missing_ok=True)
         return place

@@ -246,6 +246,12 @@ def gather(
         peers.agree({"step": "gather", "dst": str(dst)})
         facts = [[key, a, b, str(mine[key].dtype).removeprefix("torch.")] for key, a, b in pieces]
         said = [json.loads(text) for text in peers.texts(json.dumps(facts))]
+        there: dict[str, int] = {}
+        for key, a, b, _ in (piece for theirs in said for piece in theirs):
+            there[key] = there.get(key, 0) + b - a
+        for key, n in there.items():  # the same on all ranks, and so is the error
+            if n != cut.numel[key]:
+                raise InputError(f"the result: key {key!r} has {n} of {cut.numel[key]} elements on all ranks together")
         wanted = dst is None or dst == peers.rank
         device = next((value.device for value in mine.values()), torch.device("cpu"))
         dtypes = {key: getattr(torch, dtype) for theirs in said for key, _, _, dtype in theirs}
