@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,3 +67,19 @@ def _info(as_json: bool) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def key_value(text: str) -> dict[str, Any]:
+    """An option of a method, key=value"""
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise ValueError(f"option {text!r}: expected key=value")
+    return {key: parse(value)}
+
+
+def parse(text: str) -> Any:
+    """A value from the command line: a number, true, false, null, JSON, or a word"""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

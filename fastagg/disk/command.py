@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastagg import registry
+from fastagg.cli import key_value
 from fastagg.disk.job import FileResult, Job
 from fastagg.methods.common import suggest
 from fastagg.table import InputError
@@ -103,6 +104,8 @@ def _job(args: argparse.Namespace) -> Job:
         options: dict[str, Any] = {}
         for text in [*filter(None, more.split(",")), *args.opt]:
             options |= key_value(text)
+        if "layers" in options:
+            raise ValueError("option 'layers': a function, which only Python can give")
         server = registry.aggregator(name, **options)
         if args.global_path is None and server.needs_global:
             raise ValueError(f"{name} needs --global, the model the clients started from")
@@ -117,19 +120,6 @@ def _job(args: argparse.Namespace) -> Job:
         raise
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
-
-
-def key_value(text: str) -> dict[str, Any]:
-    """An option from the command line: key=value, the value a number, true, false, null, JSON, or a word"""
-    key, found, value = text.partition("=")
-    if not found or not key:
-        raise ValueError(f"option {text!r}: expected key=value")
-    if key == "layers":
-        raise ValueError("option 'layers': a function, which only Python can give")
-    try:
-        return {key: json.loads(value)}
-    except json.JSONDecodeError:
-        return {key: {"True": True, "False": False, "None": None}.get(value, value)}
 
 
 def _read_json(option: str, path: str | None) -> Any:

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastagg.integrations.flower_arrays import blank, pack, unpack, view
-from fastagg.integrations.flower_round import Reply, Server, check_info, check_model, check_size, split_options
+from fastagg.integrations.flower_round import Reply, Served, Server, check_info, check_model, check_size, split_options
 from fastagg.methods.common import Aggregator
-from fastagg.result import Result, Results
 from fastagg.table import InputError
 
 # after ours, which say what to install where there is no Flower
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FastAgg", "FastAggLegacy", "pack", "unpack", "view"]
 
 
-class FastAgg(FedAvg):
+class FastAgg(Served, FedAvg):
     """Flower's FedAvg with another aggregation: every method of fastagg, by its name and with its options.
 
     method       a name that fastagg.methods() lists, or an aggregator made by fastagg.aggregator()
@@ -69,14 +68,6 @@ class FastAgg(FedAvg):
         theirs, ours = split_options(FedAvg, options)
         self._server = Server(method, ours, round_info, blank, view)
         super().__init__(**theirs)
-
-    @property
-    def aggregator(self) -> Aggregator:
-        return self._server.aggregator
-
-    @property
-    def result(self) -> Result | Results | None:
-        return self._server.result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastagg.integrations.flower_arrays import NUMPY, blank_npy, view_npy
-from fastagg.integrations.flower_round import Reply, Server, check_info, check_model, check_size, split_options
+from fastagg.integrations.flower_round import Reply, Served, Server, check_info, check_model, check_size, split_options
 from fastagg.methods.common import Aggregator
-from fastagg.result import Result, Results
 from fastagg.table import InputError
 
 # after ours, which say what to install where there is no Flower
@@ -22,7 +21,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 
-class FastAgg(FedAvg):
+class FastAgg(Served, FedAvg):
     """flwr.server.strategy.FedAvg with another aggregation: every method of fastagg, by its name and with its options.
 
     method       a name that fastagg.methods() lists, or an aggregator made by fastagg.aggregator()
@@ -49,14 +48,6 @@ class FastAgg(FedAvg):
         self._keys = keys if keys is None else tuple(keys.state_dict() if isinstance(keys, nn.Module) else keys)
         self._server = Server(method, ours, round_info, _blank, self._view)
         super().__init__(**theirs)
-
-    @property
-    def aggregator(self) -> Aggregator:
-        return self._server.aggregator
-
-    @property
-    def result(self) -> Result | Results | None:
-        return self._server.result
 
     def __repr__(self) -> str:
         return f"FastAgg({self.aggregator!r}, accept_failures={self.accept_failures})"

@@ -193,6 +193,20 @@ class Server:
         return record
 
 
+class Served:
+    """What the strategies of both APIs show of their server"""
+
+    _server: Server
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self._server.aggregator
+
+    @property
+    def result(self) -> Result | Results | None:
+        return self._server.result
+
+
 def split_options(strategy: type, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flower's own arguments of a strategy, and the rest"""
     theirs = inspect.signature(strategy.__init__).parameters

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fastagg.cli import key_value, parse
 from fastagg.shards.peers import Peers
 from fastagg.sim import config
 from fastagg.sim.config import Config
@@ -101,7 +102,7 @@ def plan(name: str, given: dict[str, Any]) -> tuple[list[Config], Path, list[Pat
     values = config.read_toml(given["config"]) if "config" in given else {}
     methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
     names = {f.name for f in dataclasses.fields(Config)}
-    values |= {k: config.parse(v) if isinstance(v, str) else v for k, v in given.items() if k in names}
+    values |= {k: parse(v) if isinstance(v, str) else v for k, v in given.items() if k in names}
     for text in given.get("opt", ()):
         values["options"] = values.get("options", {}) | key_value(text)
     methods = given.get("methods") or methods or ([values["method"]] if "method" in values else ["fedavg", "fedawa"])
@@ -111,7 +112,7 @@ def plan(name: str, given: dict[str, Any]) -> tuple[list[Config], Path, list[Pat
         raise ValueError(f"seeds={seeds!r}; expected an integer >= 1")
     earlier = [Path(m) for m in methods if Path(m).is_dir()]
     runs = [
-        one_run(method, values, config.parse(str(values.get("seed", 0))) + s)
+        one_run(method, values, parse(str(values.get("seed", 0))) + s)
         for method in methods if Path(method) not in earlier for s in range(seeds)
     ]  # fmt: skip
     out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
@@ -131,13 +132,6 @@ def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
     for text in filter(None, more.split(",")):
         options |= key_value(text)
     return config.from_dict(values | {"method": name, "options": options, "seed": seed})
-
-
-def key_value(text: str) -> dict[str, Any]:
-    key, found, value = text.partition("=")
-    if not found or not key:
-        raise ValueError(f"option {text!r}: expected key=value")
-    return {key: config.parse(value)}
 
 
 def speed(groups: dict[str, list]) -> list[str]:

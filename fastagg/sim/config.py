@@ -185,11 +185,3 @@ def read_json(path: Path) -> Config:
         return from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not the configuration of a run ({error})") from error
-
-
-def parse(text: str) -> Any:
-    """A value from the command line: a number, true, false, null, or a word"""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
