@@ -163,7 +163,7 @@ def a_rank_that_fails(group, rank, ranks):
     refuse(fastagg.InputError, "params: 'nothing' is not a key of the model", name="fedavg", prefix="",
            options={"params": ["nothing"]})  # fmt: skip
     refuse(fastagg.InputError, "the clients' weights differ from those of rank 0 by", name="fedawa",
-           there=lambda _, server: server._logits.update({k: np.array(k * 0.1) for k in range(K)}))  # fmt: skip
+           there=lambda _, server: server._memory.logits.update({k: np.array(k * 0.1) for k in range(K)}))  # fmt: skip
     server = fastagg.aggregator("krum", f=5, group=group)
     g, *clients = (slices_of(sd, rank, ranks) for sd in everyone())
     told = raises(fastagg.InputError, "krum: f=5 needs", lambda: server.aggregate(g, clients))

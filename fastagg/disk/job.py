@@ -127,13 +127,11 @@ class Job:
                 raise InputError(f"{state}: there is no such folder")
             if Path(state).exists():
                 self.server.load(state)
-        before = self.server.state_dict()
         writing = Writing(self.target, self.shard_size, self._metadata)
         access = self._access(writing, progress)
         g, clients = self.tensors
-        found = None
         try:
-            found = self.server.aggregate_from(access, g, clients, self.sizes, self.ids, None, self.info)
+            found, memory = self.server.aggregate_from(access, g, clients, self.sizes, self.ids, None, self.info)
             result = FileResult(self.server.name, self.ids)
             for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
                 setattr(result, name, getattr(found, name, None))
@@ -144,9 +142,8 @@ class Job:
             result.paths = writing.place(found)
         except BaseException:
             writing.discard()
-            if found is not None:  # no model, no memory of it
-                self.server.load_state_dict(before)
             raise
+        self.server._memory = memory
         if state is not None:
             self.server.save(state)
         result.passes, result.bytes_read = access.passes, access.bytes_read

@@ -58,7 +58,7 @@ class CFL(Aggregator):
     eps2: float = 1.6
     min_size: int = 2
     linkage: str = "complete"
-    _cluster: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
+    _memory: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,15 +71,15 @@ class CFL(Aggregator):
     def clusters(self) -> list[list[Any]]:
         """The client ids of every cluster"""
         members: dict[int, list[Any]] = {}
-        for name, number in self._cluster.items():
+        for name, number in self._memory.items():
             members.setdefault(number, []).append(name)
         return [members[number] for number in sorted(members)]
 
     def round(self, cohort: Cohort, out) -> Results:
         gram = cohort.gram()
         G, cosine = gram.updates().cpu().numpy(), gram.cosine().cpu().numpy()
-        number = self._numbers(cohort.ids, cosine)  # [K], of each client's cluster
-        following = max([*self._cluster.values(), *number]) + 1
+        number = _numbers(cohort, cosine)  # [K], of each client's cluster
+        following = max([*cohort.memory.values(), *number]) + 1
         split = set()
         for c in np.unique(number):
             members = np.flatnonzero(number == c)
@@ -95,18 +95,9 @@ class CFL(Aggregator):
             row[members] = _shares(cohort.n[members])
         results = cohort.mix(mixing, out=out)
         clusters = [[cohort.ids[k] for k in np.flatnonzero(row)] for row in (number == present[:, None])]
-        kept = {name: c for name, c in self._cluster.items() if c not in split}
-        self._cluster = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
+        kept = {name: c for name, c in cohort.memory.items() if c not in split}
+        cohort.memory = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
         return describe_several(results, cohort, mixing, gram, clusters=clusters)
-
-    def _numbers(self, ids: list[Any], cosine: np.ndarray) -> np.ndarray:
-        number = np.array([self._cluster.get(name, -1) for name in ids], dtype=np.int64)
-        known, new = np.flatnonzero(number >= 0), np.flatnonzero(number < 0)
-        if known.size:
-            number[new] = number[known[cosine[np.ix_(new, known)].argmax(1)]]
-        else:  # nobody to compare with: the first cluster there is
-            number[new] = min(self._cluster.values(), default=0)
-        return number
 
     def _is_split(self, G: np.ndarray, n: np.ndarray) -> bool:
         mean, longest = np.sqrt(max(n @ G @ n, 0)), np.sqrt(max(G.diagonal().max(), 0))
@@ -114,8 +105,8 @@ class CFL(Aggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
-        numbers = torch.tensor(list(self._cluster.values()), dtype=torch.int64)
-        return {"method": self.name, "client_ids": list(self._cluster), "clusters": numbers}
+        numbers = torch.tensor(list(self._memory.values()), dtype=torch.int64)
+        return {"method": self.name, "client_ids": list(self._memory), "clusters": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("client_ids", "clusters"))
@@ -124,7 +115,18 @@ class CFL(Aggregator):
             raise InputError(f"cfl state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
         if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
             raise InputError("cfl state: clusters are not numbered by integers >= 0")
-        self._cluster = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
+        self._memory = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
+
+
+def _numbers(cohort: Cohort, cosine: np.ndarray) -> np.ndarray:
+    """The number of each client's cluster before this round, [K]; clients that are new join the most similar one"""
+    number = np.array([cohort.memory.get(name, -1) for name in cohort.ids], dtype=np.int64)
+    known, new = np.flatnonzero(number >= 0), np.flatnonzero(number < 0)
+    if known.size:
+        number[new] = number[known[cosine[np.ix_(new, known)].argmax(1)]]
+    else:  # nobody to compare with: the first cluster there is
+        number[new] = min(cohort.memory.values(), default=0)
+    return number
 
 
 def _shares(n: np.ndarray) -> np.ndarray:

@@ -22,8 +22,11 @@ from fastagg.table import InputError, Table
 class Cohort:
     """The clients of one round: their table, data shares and ids. The Gram is computed when first asked for."""
 
-    def __init__(self, table: Table, n: np.ndarray, ids: list[Any], access: Memory | None = None) -> None:
+    def __init__(
+        self, table: Table, n: np.ndarray, ids: list[Any], access: Memory | None = None, memory: Any = None
+    ) -> None:
         self.table, self.n, self.ids, self.access = table, n, ids, access or Memory()
+        self.memory = memory  # the method's, from the rounds before; a method assigns what it wants to keep
         self._grams: dict[bool, Gram] = {}
 
     @property

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -55,6 +55,8 @@ class Aggregator:
     layers: Layers = None
     on_nonfinite: str = "raise"
     group: Any = None
+    # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
+    _memory: Any = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_choice(self.name, "on_nonfinite", self.on_nonfinite, ("raise", "drop"))
@@ -72,12 +74,17 @@ class Aggregator:
             from fastagg.shards import sharded
 
             return sharded.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
-        return self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
+        result, memory = self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
+        self._memory = memory  # last, in one assignment: a round that is interrupted leaves no trace
+        return result
 
     def aggregate_from(
         self, access: Memory, global_sd: StateDict, client_sds: Sequence[StateDict], sizes, client_ids, out, round_info
-    ) -> Result:
-        """aggregate(), on models that may be elsewhere"""
+    ) -> tuple[Result, Any]:
+        """aggregate() on models that may be elsewhere: the result, and the memory to keep once it has been delivered.
+
+        Changes nothing of this object. The caller assigns the memory when nothing can fail any more.
+        """
         for unknown in round_info.keys() - set(self.round_info):
             raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
@@ -92,9 +99,9 @@ class Aggregator:
         order, dropped = list(range(table.K)) if client_ids is None else by_id(ids), []
         while True:
             try:
-                result = self._round_of(order, access, table, amounts, ids, out, round_info)
+                result, memory = self._round_of(order, access, table, amounts, ids, out, round_info)
                 break
-            except NonFiniteError as error:  # a round that raises leaves no trace: the next try starts where it did
+            except NonFiniteError as error:
                 if self.on_nonfinite == "raise":
                     raise
                 LOG.warning("%s: %s; left out of this round", self.name, error)
@@ -106,12 +113,12 @@ class Aggregator:
         result.dropped = [ids[k] for k in sorted(dropped)]
         if dropped:
             self.complete(result, ids, round_info)
-        return result
+        return result, memory
 
     def _round_of(
         self, order: list[int], access: Memory, table: Table, amounts, ids: list[Any], out, round_info: dict
-    ) -> Result:
-        """The round of some of the clients, in this order"""
+    ) -> tuple[Result, Any]:
+        """The round of some of the clients, in this order, and what is to be remembered of it"""
         K = table.K
         info = {
             name: pick(name, value, order, K, self.client_axis) if name in self.per_client else value
@@ -124,13 +131,19 @@ class Aggregator:
                 if len(outs) != K:
                     raise InputError(f"out: {len(outs)} state dicts given, {K} needed")
                 out = [outs[k] for k in order]
-        return self.round(Cohort(table, data_shares(amounts[order]), [ids[k] for k in order], access), out, **info)
+        cohort = Cohort(table, data_shares(amounts[order]), [ids[k] for k in order], access, self._memory)
+        result = self.round(cohort, out, **info)
+        return result, cohort.memory
 
     def complete(self, result: Result, ids: list[Any], round_info: dict[str, Any]) -> None:
         """Called when clients were dropped, for what a result is to say of them"""
 
     def round(self, cohort: Cohort, out, **round_info: Any) -> Result:
-        """The round of a method that has one set of weights; others override this."""
+        """The round of a method that has one set of weights; others override this.
+
+        A method with memory reads cohort.memory and assigns a new value to it; the base class keeps that value once the
+        round is complete. It must not modify the old one, nor this object.
+        """
         layerwise = getattr(self, "layerwise", False)
         gram = cohort.gram(layerwise)
         weights = np.asarray(self.weigh(gram, cohort.n, **round_info), dtype=np.float64)  # [K] or [L, K]

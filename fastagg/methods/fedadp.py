@@ -44,7 +44,7 @@ class FedAdp(Aggregator):
     paper = "Wu and Wang, IEEE TCCN 2021"
 
     alpha: float = 5.0
-    _angles: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
+    _memory: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,23 +53,22 @@ class FedAdp(Aggregator):
     def round(self, cohort: Cohort, out) -> Result:
         gram = cohort.gram()
         now = angles(gram, cohort.n)
-        past, rounds = np.array([self._angles.get(name, (0.0, 0)) for name in cohort.ids]).T
+        past, rounds = np.array([cohort.memory.get(name, (0.0, 0)) for name in cohort.ids]).T
         mean = past + (now - past) / (rounds + 1)
         weights = gompertz_weights(mean, cohort.n, self.alpha)
         [result] = cohort.mix(weights[None], out=out)
-        describe(result, cohort, weights, gram, angles=torch.from_numpy(mean))
-        self._angles.update(
-            (name, (float(angle), int(t) + 1)) for name, angle, t in zip(cohort.ids, mean, rounds, strict=True)
-        )
-        return result
+        cohort.memory = cohort.memory | {
+            name: (float(angle), int(t) + 1) for name, angle, t in zip(cohort.ids, mean, rounds, strict=True)
+        }
+        return describe(result, cohort, weights, gram, angles=torch.from_numpy(mean))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: client ids, and tensors of their average angles (float64) and numbers of rounds (int64)"""
         return {
             "method": self.name,
-            "client_ids": list(self._angles),
-            "angles": torch.tensor([angle for angle, _ in self._angles.values()], dtype=torch.float64),
-            "rounds": torch.tensor([t for _, t in self._angles.values()], dtype=torch.int64),
+            "client_ids": list(self._memory),
+            "angles": torch.tensor([angle for angle, _ in self._memory.values()], dtype=torch.float64),
+            "rounds": torch.tensor([t for _, t in self._memory.values()], dtype=torch.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -82,7 +81,7 @@ class FedAdp(Aggregator):
             raise InputError("fedadp state: angles are not all between 0 and pi")
         if not (np.isfinite(rounds) & (rounds >= 1) & (rounds == np.floor(rounds))).all():
             raise InputError("fedadp state: rounds are not all integers >= 1")
-        self._angles = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
+        self._memory = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
 
 
 fedadp = function_of(FedAdp)

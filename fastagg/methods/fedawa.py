@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,13 @@ from fastagg.result import Result
 from fastagg.table import InputError
 
 VARIANTS = ("released", "paper", "cos")
+
+
+class Carried(NamedTuple):
+    """What a FedAWA aggregator remembers"""
+
+    logits: dict[Any, np.ndarray]  # client id -> [] or [L]
+    layers: tuple[str, ...] | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,8 +83,7 @@ class FedAWA(Aggregator):
     reg: str | None = "cos"
     gamma: float = 1.0
     layerwise: bool = False
-    _logits: dict[Any, np.ndarray] = field(init=False, default_factory=dict, repr=False)  # client id -> [] or [L]
-    _layers: tuple[str, ...] | None = field(init=False, default=None, repr=False)
+    _memory: Carried = field(init=False, default_factory=lambda: Carried({}), repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,8 +98,11 @@ class FedAWA(Aggregator):
 
     def round(self, cohort: Cohort, out, logits=None) -> Result:
         layers = cohort.table.layout.layers if self.layerwise else None
-        if self._logits and layers != self._layers:
-            raise InputError(f"the model's layers are {layers}, but this aggregator carries logits for {self._layers}")
+        carried = cohort.memory
+        if carried.logits and layers != carried.layers:
+            raise InputError(
+                f"the model's layers are {layers}, but this aggregator carries logits for {carried.layers}"
+            )
         start = self._start(cohort, logits)
         known = self.variant == "released" and self.steps <= 1  # this round's weights do not depend on its Gram
         if known:
@@ -112,8 +121,7 @@ class FedAWA(Aggregator):
                 raise InputError("fedawa: updates are so long that the objective is beyond float64")
             # a client without data has no finite first logit in "paper": it starts anew once it has some
             told = np.flatnonzero(cohort.n) if self.variant == "paper" else range(cohort.K)
-            self._logits.update((cohort.ids[k], after[..., k].copy()) for k in told)
-            self._layers = layers
+            cohort.memory = Carried(carried.logits | {cohort.ids[k]: after[..., k].copy() for k in told}, layers)
             after = torch.from_numpy(after)
         return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
 
@@ -124,7 +132,7 @@ class FedAWA(Aggregator):
         given, logits = round_info.get("logits"), result.logits  # [K] or [L, K]
         for k, name in enumerate(ids):
             if name in result.dropped:
-                known = float64(given)[..., k] if given is not None else self._logits.get(name)
+                known = float64(given)[..., k] if given is not None else self._memory.logits.get(name)
                 logits[..., k] = logits.nanmean(-1) if known is None else torch.as_tensor(known)
 
     def _start(self, cohort: Cohort, given) -> np.ndarray:
@@ -140,8 +148,8 @@ class FedAWA(Aggregator):
                 raise InputError("logits are not finite")
             return given
         for k, name in enumerate(cohort.ids):
-            if name in self._logits:
-                start[..., k] = self._logits[name]
+            if name in cohort.memory.logits:
+                start[..., k] = cohort.memory.logits[name]
         return start
 
     def _mix(self, cohort: Cohort, weights: np.ndarray, out, with_gram: bool = False) -> Result:
@@ -154,9 +162,9 @@ class FedAWA(Aggregator):
         return {
             "method": self.name,
             "variant": self.variant,
-            "layers": None if self._layers is None else list(self._layers),
-            "client_ids": list(self._logits),
-            "logits": torch.tensor(np.array(list(self._logits.values()), dtype=np.float64)),
+            "layers": None if self._memory.layers is None else list(self._memory.layers),
+            "client_ids": list(self._memory.logits),
+            "logits": torch.tensor(np.array(list(self._memory.logits.values()), dtype=np.float64)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,8 +182,7 @@ class FedAWA(Aggregator):
             raise InputError(f"fedawa state: logits have shape {logits.shape}, expected {expected}")
         if not np.isfinite(logits).all():
             raise InputError("fedawa state: logits are not finite")
-        self._logits = dict(zip(ids, logits, strict=True))
-        self._layers = layers
+        self._memory = Carried(dict(zip(ids, logits, strict=True)), layers)
 
 
 fedawa = function_of(FedAWA)

@@ -37,7 +37,7 @@ class ServerOptimiser(Aggregator):
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
 
     # moment -> key of the parameter -> float32 or float64 tensor. A tensor in here is replaced, never written to.
-    _state: dict[str, dict[str, torch.Tensor]] = field(init=False, default_factory=dict, repr=False)
+    _memory: dict[str, dict[str, torch.Tensor]] = field(init=False, default_factory=dict, repr=False)
 
     @torch.no_grad()
     def round(self, cohort: Cohort, out) -> Result:
@@ -59,7 +59,7 @@ class ServerOptimiser(Aggregator):
                 raise InputError(f"{self.name}: the new value of key {key!r} is too large for {delta.dtype}")
             for moment, tensor in zip(self.moments, new, strict=True):
                 state[moment][key] = tensor
-        self._state = state
+        cohort.memory = state
         return describe(result, cohort, cohort.n)
 
     def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
@@ -67,15 +67,15 @@ class ServerOptimiser(Aggregator):
         raise NotImplementedError
 
     def _start(self, moment: str, key: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if self._state:
-            return self._state[moment][key].to(like.device, dtype)
+        if self._memory:
+            return self._memory[moment][key].to(like.device, dtype)
         first = self.tau**2 if moment == "v" else 0.0
         return torch.full(like.shape, first, dtype=dtype, device=like.device)
 
     def _check_model(self, table: Table, params: list[tuple[int, str]]) -> None:
-        if not self._state:
+        if not self._memory:
             return
-        known = {key: tuple(tensor.shape) for key, tensor in self._state["m"].items()}
+        known = {key: tuple(tensor.shape) for key, tensor in self._memory["m"].items()}
         given = {key: table.layout.shapes[t] for t, key in params}
         for key in [*given, *known]:
             if known.get(key) != given.get(key):
@@ -95,7 +95,7 @@ class ServerOptimiser(Aggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}."""
-        return {"method": self.name} | {moment: dict(self._state.get(moment, {})) for moment in self.moments}
+        return {"method": self.name} | {moment: dict(self._memory.get(moment, {})) for moment in self.moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, self.moments)
@@ -107,7 +107,7 @@ class ServerOptimiser(Aggregator):
         form, *others = ({key: t.shape for key, t in tensors.items()} for tensors in loaded.values())
         for key in (key for other in others for key in form.keys() | other.keys() if form.get(key) != other.get(key)):
             raise InputError(f"{self.name} state: the moments of {key!r} differ in shape, or one is missing")
-        self._state = loaded if form else {}
+        self._memory = loaded if form else {}
 
     def _checked(self, moment: str, key: Any, value: Any) -> torch.Tensor:
         where = f"{self.name} state: {moment} of {key!r}"

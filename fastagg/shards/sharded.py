@@ -46,21 +46,15 @@ def aggregate(
     from fastagg.methods.common import check_sizes
 
     peers = Peers(server.group)
-    memory = {f.name: getattr(server, f.name) for f in fields(server) if not f.init}
-    memory = {name: dict(value) if isinstance(value, dict) else value for name, value in memory.items()}
-    try:
-        with peers.together():
-            if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
-                client_sds = list(client_sds)
-                check_sizes(sizes, len(client_sds))  # now: what is wrong says more than that the ranks differ
-            access = Sharded(peers, _facts(server, sizes, client_ids, round_info))
-            result = server.aggregate_from(access, global_sd, client_sds, sizes, client_ids, out, round_info)
-            for model in result if isinstance(result, Results) else [result]:
-                access.dtensors.restore(model)
-    except BaseException:  # another rank may have failed after this one remembered the round
-        for name, value in memory.items():
-            setattr(server, name, value)
-        raise
+    with peers.together():
+        if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
+            client_sds = list(client_sds)
+            check_sizes(sizes, len(client_sds))  # now: what is wrong says more than that the ranks differ
+        access = Sharded(peers, _facts(server, sizes, client_ids, round_info))
+        result, memory = server.aggregate_from(access, global_sd, client_sds, sizes, client_ids, out, round_info)
+        for model in result if isinstance(result, Results) else [result]:
+            access.dtensors.restore(model)
+    server._memory = memory  # only now: another rank may have failed
     return result
 
 
