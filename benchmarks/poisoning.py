@@ -8,16 +8,15 @@ python -m benchmarks.poisoning --quick     two methods, one seed, a few rounds: 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from statistics import median
 
+from benchmarks.publish import DOCS, publish
 from fastagg.sim import compare, report
 from fastagg.sim.config import Config, from_dict
 
-DOCS = Path(__file__).resolve().parent.parent / "docs" / "robustness.md"
-MARKS = ("<!-- poisoning table -->\n", "<!-- end -->")
+PAGE = DOCS / "robustness.md"
 METHODS = ("fedavg", "fedawa", "simprox", "krum", "multi_krum", "geometric_median", "centred_clipping")
 ATTACKS = (("none", 0.0), *((kind, share) for kind in ("noise", "flip", "scale") for share in (0.1, 0.3)))
 CLIENTS, ALPHA, SEEDS = 20, 0.5, 3
@@ -81,14 +80,6 @@ def notes(runs: dict[tuple[str, float], dict[str, list[report.Run]]], strength: 
     )
 
 
-def publish(text: str) -> None:
-    page, (before, after) = DOCS.read_text(), MARKS
-    if before not in page or after not in page:
-        raise ValueError(f"{DOCS} has no lines {before.strip()} and {after} to write between")
-    pattern = re.escape(before) + ".*?" + re.escape(after)
-    DOCS.write_text(re.sub(pattern, lambda _: before + "\n" + text + "\n" + after, page, count=1, flags=re.DOTALL))
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/poisoning"), help="folder for the runs")
@@ -124,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     text = table(read, methods) + "\n" + notes(read, args.strength)
     print(text)
     if args.write:
-        publish(text)
+        publish(PAGE, "poisoning table", text)
     return 0
 
 

@@ -131,7 +131,7 @@ class Job:
         access = self._access(writing, progress)
         g, clients = self.tensors
         try:
-            found, memory = self.server.aggregate_from(access, g, clients, self.sizes, self.ids, None, self.info)
+            found, kept = self.server.aggregate_from(access, g, clients, self.sizes, self.ids, None, self.info)
             result = FileResult(self.server.name, self.ids)
             for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
                 setattr(result, name, getattr(found, name, None))
@@ -143,7 +143,7 @@ class Job:
         except BaseException:
             writing.discard()
             raise
-        self.server._memory = memory
+        self.server.commit(kept)
         if state is not None:
             self.server.save(state)
         result.passes, result.bytes_read = access.passes, access.bytes_read

@@ -11,7 +11,7 @@ Every quantity of every cluster is read off the one Gram of all clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,9 @@ class CFL(Aggregator):
     def _is_split(self, G: np.ndarray, n: np.ndarray) -> bool:
         mean, longest = np.sqrt(max(n @ G @ n, 0)), np.sqrt(max(G.diagonal().max(), 0))
         return bool(len(n) > self.min_size and mean < self.eps1 and longest > self.eps2)
+
+    def known_clients(self) -> Iterable[Any]:
+        return self._memory
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""

@@ -57,6 +57,7 @@ class Aggregator:
     group: Any = None
     # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
     _memory: Any = field(init=False, default=None, repr=False)
+    _unnamed: int | None = field(init=False, default=None, repr=False)  # clients of the last round, if it had no ids
 
     def __post_init__(self) -> None:
         check_choice(self.name, "on_nonfinite", self.on_nonfinite, ("raise", "drop"))
@@ -74,16 +75,16 @@ class Aggregator:
             from fastagg.shards import sharded
 
             return sharded.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
-        result, memory = self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
-        self._memory = memory  # last, in one assignment: a round that is interrupted leaves no trace
+        result, kept = self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
+        self.commit(kept)
         return result
 
     def aggregate_from(
         self, access: Memory, global_sd: StateDict, client_sds: Sequence[StateDict], sizes, client_ids, out, round_info
     ) -> tuple[Result, Any]:
-        """aggregate() on models that may be elsewhere: the result, and the memory to keep once it has been delivered.
+        """aggregate() on models that may be elsewhere: the result, and what to commit() once it has been delivered.
 
-        Changes nothing of this object. The caller assigns the memory when nothing can fail any more.
+        Does not change what this object remembers, so a round that fails or is interrupted leaves no trace.
         """
         for unknown in round_info.keys() - set(self.round_info):
             raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
@@ -95,6 +96,8 @@ class Aggregator:
         if self.needs_global:
             core.need_global(global_sd)
         table = access.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
+        if client_ids is None:
+            self._check_unnamed(table.K)
         amounts = check_sizes(sizes, table.K)
         order, dropped = list(range(table.K)) if client_ids is None else by_id(ids), []
         while True:
@@ -113,7 +116,28 @@ class Aggregator:
         result.dropped = [ids[k] for k in sorted(dropped)]
         if dropped:
             self.complete(result, ids, round_info)
-        return result, memory
+        return result, (memory, table.K if client_ids is None else None)
+
+    def commit(self, kept: tuple[Any, int | None]) -> None:
+        """Remembers a round: the last thing that is done in it"""
+        self._memory, self._unnamed = kept
+
+    def _check_unnamed(self, K: int) -> None:
+        """Clients without ids are known by their positions, which says nothing once the cohort has changed."""
+        known = list(self.known_clients())
+        before = self._unnamed if self._unnamed is not None else len(known)
+        if known and (self._unnamed not in (None, K) or not set(known) <= set(range(K))):
+            raise InputError(
+                f"{self.name} remembers clients by their ids, but none were given, and this round has {K} clients "
+                f"where there were {before} before: pass client_ids, one string or integer per client"
+            )
+
+    def known_clients(self) -> Iterable[Any]:
+        """The client ids that this aggregator remembers something of"""
+        return ()
+
+    def warn_memory_lost(self, round_info: Mapping[str, Any], remedy: str) -> None:
+        """Called for a single round whose memory is not kept; a method that needs its memory warns"""
 
     def _round_of(
         self, order: list[int], access: Memory, table: Table, amounts, ids: list[Any], out, round_info: dict
@@ -204,6 +228,7 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Result]:
     def function(global_sd, client_sds, sizes=None, *, client_ids=None, out=None, **options):
         info = {key: options.pop(key) for key in cls.round_info if key in options}
         server = make(cls, options, cls.round_info)
+        server.warn_memory_lost(info, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..), or pass logits=')
         return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **info)
 
     P = inspect.Parameter

@@ -9,7 +9,7 @@ Gradients of the paper are updates here: with one step length for all clients, t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,9 @@ class FedAdp(Aggregator):
             name: (float(angle), int(t) + 1) for name, angle, t in zip(cohort.ids, mean, rounds, strict=True)
         }
         return describe(result, cohort, weights, gram, angles=torch.from_numpy(mean))
+
+    def known_clients(self) -> Iterable[Any]:
+        return self._memory
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: client ids, and tensors of their average angles (float64) and numbers of rounds (int64)"""

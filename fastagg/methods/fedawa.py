@@ -1,4 +1,4 @@
-"""FedAWA (Shi et al., CVPR 2025): weights learned from how the client vectors lie to each other.
+"""FedAWA (Shi et al., CVPR 2025): client weights learned from the geometry of the client updates.
 
 Logits T, weights lam = softmax(T), client vectors d_k = w_k - g:
 
@@ -14,7 +14,8 @@ a few small steps from the data shares, not an argmin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,7 +38,10 @@ from fastagg.methods.common import (
 from fastagg.result import Result
 from fastagg.table import InputError
 
-VARIANTS = ("released", "paper", "cos")
+VARIANTS = ("paper", "released", "cos")
+# Defaults of steps and of Adam's lr. Those of "paper" were chosen by benchmarks/fedawa_steps.py, see docs/methods.md.
+STEPS = {"paper": 5, "released": 1}
+LR = {"paper": 0.05, "released": 1e-3}
 
 
 class Carried(NamedTuple):
@@ -49,25 +53,29 @@ class Carried(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class FedAWA(Aggregator):
-    """Weights learned from how the client vectors lie to each other, over rounds.
+    """Client weights learned in every round: clients whose updates agree with the weighted mean update gain weight.
 
-    variant     "released": what the authors' code does and their tables show. The regulariser is sum_k lam_k r_k with
-                r_k = 1 - cos(g, w_k); logits start at the data shares; the aggregate uses the weights from before the
-                last step, so with one step they are known up front and the round is a single read of the clients.
-                "paper": Eq. 3 as written. The regulariser is the distance of the aggregate to g; logits start at the
-                log shares, so that the first weights are the shares; the weights from after the last step are used.
+    variant     "paper": Algorithm 1. Every round starts at the data shares, takes a few optimiser steps on Eq. 3 and
+                aggregates with the optimised weights. Two reads of the clients; nothing is carried over rounds.
+                "released": what the authors' code does and their tables show, for reproduction. The regulariser is
+                sum_k lam_k (1 - cos(g, w_k)), the logits start at the raw data shares and are carried from round to
+                round, and a round uses the weights from before its last step. With one step they are known up front,
+                so the round is a single read, and its weights do not depend on what the clients sent in it.
                 "cos": FedAWA-COS (Table 4), weights proportional to max(0, cos(d_k, sum_j n_j d_j)); no optimiser.
-    steps       optimiser steps per round
-    lr          default 1e-3 for "adam" (betas 0.5, 0.999), 1e-2 for "sgd" (momentum 0.9, weight decay 5e-4)
-    reg         "cos", "euc" (squared distance per element; the plain distance in "paper") or None
+    steps       optimiser steps per round; default 5 in "paper", 1 in "released"
+    lr          default for "adam" (betas 0.5, 0.999) 0.05 in "paper", 1e-3 in "released"; for "sgd" (momentum 0.9,
+                weight decay 5e-4) 1e-2
+    optimizer   "adam" or "sgd"
+    reg         "cos", "euc" (the distance to g; in "released" its square per element) or None
     gamma       scales the aggregated parameters (not the buffers)
-    layerwise   FedAWA-L: weights of its own for every layer
-    logits      of one round: where to start, [K] or [L, K], a former result's .logits; default: what is remembered
-    params, layers, out   as in fastagg.gram and fastagg.mix
+    layerwise   FedAWA-L: separate weights for every layer
+    logits_by   "released" carries a logit per client id ("id"), or per position in client_sds ("position") as the
+                authors' code does when only some of the clients take part
+    logits      of one round: where to start, [K] or [L, K], for example a former result's .logits. Passing them on
+                in "paper" makes the weights collapse onto one client within a few rounds.
 
-    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. The aggregator remembers the logits of
-    each client id, also past rounds it misses; state_dict() and load_state_dict() let a server resume after a crash.
-    A round that raises leaves the memory as it was.
+    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released" use an aggregator,
+    which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass logits=.
     """
 
     name = "fedawa"
@@ -76,13 +84,14 @@ class FedAWA(Aggregator):
     per_client = ("logits",)
     client_axis = -1
 
-    variant: str = "released"
-    steps: int = 1
+    variant: str = "paper"
+    steps: int | None = None
     lr: float | None = None
     optimizer: str = "adam"
     reg: str | None = "cos"
     gamma: float = 1.0
     layerwise: bool = False
+    logits_by: str = "id"
     _memory: Carried = field(init=False, default_factory=lambda: Carried({}), repr=False)
 
     def __post_init__(self) -> None:
@@ -91,14 +100,18 @@ class FedAWA(Aggregator):
         check_choice("fedawa", "optimizer", self.optimizer, ("adam", "sgd"))
         check_choice("fedawa", "reg", self.reg, ("cos", "euc", None))
         check_flag("fedawa", "layerwise", self.layerwise)
+        check_choice("fedawa", "logits_by", self.logits_by, ("id", "position"))
+        if self.steps is None:
+            self.steps = STEPS.get(self.variant, 1)
+        if self.lr is None:
+            self.lr = LR.get(self.variant, 1e-3) if self.optimizer == "adam" else 1e-2
         check_integer("fedawa", "steps", self.steps, 0)
-        if self.lr is not None:
-            check_number("fedawa", "lr", self.lr, 0, float("inf"), strict=True)
+        check_number("fedawa", "lr", self.lr, 0, float("inf"), strict=True)
         check_number("fedawa", "gamma", self.gamma, -float("inf"), float("inf"))
 
     def round(self, cohort: Cohort, out, logits=None) -> Result:
         layers = cohort.table.layout.layers if self.layerwise else None
-        carried = cohort.memory
+        carried: Carried = cohort.memory
         if carried.logits and layers != carried.layers:
             raise InputError(
                 f"the model's layers are {layers}, but this aggregator carries logits for {carried.layers}"
@@ -119,9 +132,9 @@ class FedAWA(Aggregator):
         if after is not None:
             if not np.isfinite(after).all():
                 raise InputError("fedawa: updates are so long that the objective is beyond float64")
-            # a client without data has no finite first logit in "paper": it starts anew once it has some
-            told = np.flatnonzero(cohort.n) if self.variant == "paper" else range(cohort.K)
-            cohort.memory = Carried(carried.logits | {cohort.ids[k]: after[..., k].copy() for k in told}, layers)
+            if self.variant == "released":
+                new = {name: after[..., k].copy() for k, name in enumerate(self._names(cohort))}
+                cohort.memory = Carried(carried.logits | new, layers)
             after = torch.from_numpy(after)
         return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
 
@@ -130,8 +143,8 @@ class FedAWA(Aggregator):
         if result.logits is None:
             return
         given, logits = round_info.get("logits"), result.logits  # [K] or [L, K]
-        for k, name in enumerate(ids):
-            if name in result.dropped:
+        for k, (client, name) in enumerate(zip(ids, ids if self.logits_by == "id" else range(len(ids)), strict=True)):
+            if client in result.dropped:
                 known = float64(given)[..., k] if given is not None else self._memory.logits.get(name)
                 logits[..., k] = logits.nanmean(-1) if known is None else torch.as_tensor(known)
 
@@ -147,30 +160,52 @@ class FedAWA(Aggregator):
             if not np.isfinite(given).all():
                 raise InputError("logits are not finite")
             return given
-        for k, name in enumerate(cohort.ids):
+        for k, name in enumerate(self._names(cohort)):
             if name in cohort.memory.logits:
                 start[..., k] = cohort.memory.logits[name]
         return start
+
+    def _names(self, cohort: Cohort) -> Sequence[Any]:
+        """What the clients' logits are remembered by"""
+        if self.logits_by == "id":
+            return cohort.ids
+        positions = cohort.table.positions
+        return range(cohort.K) if positions is None else [int(k) for k in positions]
 
     def _mix(self, cohort: Cohort, weights: np.ndarray, out, with_gram: bool = False) -> Result:
         w = weights[..., None, :]
         [result] = cohort.mix(self.gamma * w, layerwise=self.layerwise, buffers=w, out=out, with_gram=with_gram)
         return result
 
+    def known_clients(self) -> Iterable[Any]:
+        return self._memory.logits if self.logits_by == "id" else ()
+
+    def warn_memory_lost(self, round_info: Mapping[str, Any], remedy: str) -> None:
+        if self.variant == "released" and round_info.get("logits") is None:
+            warnings.warn(
+                "fedawa: variant='released' learns over rounds, and this call forgets what it learns: its weights "
+                f"start at the data shares each time. {remedy}, or use variant='paper', which learns within one round.",
+                stacklevel=3,
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data: strings, lists and one float64 tensor [clients] or [clients, L]."""
         return {
             "method": self.name,
             "variant": self.variant,
+            "logits_by": self.logits_by,
             "layers": None if self._memory.layers is None else list(self._memory.layers),
             "client_ids": list(self._memory.logits),
             "logits": torch.tensor(np.array(list(self._memory.logits.values()), dtype=np.float64)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state, ("variant", "layers", "client_ids", "logits"))
-        if not isinstance(state["variant"], str) or state["variant"] != self.variant:
-            raise InputError(f"fedawa state: variant is {state['variant']!r}, this aggregator's is {self.variant!r}")
+        self.check_state(state, ("variant", "logits_by", "layers", "client_ids", "logits"))
+        for option in ("variant", "logits_by"):
+            if not isinstance(state[option], str) or state[option] != getattr(self, option):
+                raise InputError(
+                    f"fedawa state: {option} is {state[option]!r}, this aggregator's is {getattr(self, option)!r}"
+                )
         ids, [logits] = self.read_clients(state, "logits")
         if state["layers"] is not None and not isinstance(state["layers"], list | tuple):
             raise InputError(f"fedawa state: layers are a {type(state['layers']).__name__}, expected a list")
@@ -189,7 +224,7 @@ fedawa = function_of(FedAWA)
 
 
 def fedawa_objective(
-    gram: Gram, weights, *, variant: str = "released", reg: str | None = "cos"
+    gram: Gram, weights, *, variant: str = "paper", reg: str | None = "cos"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """FedAWA's loss and its gradient in the weights: (scalar, [K]) for a model's Gram, ([L], [L, K]) for layers'.
 
@@ -295,7 +330,6 @@ def _last(loss, more=0.0):
 def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]:
     """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
     f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg)
-    lr = o.lr if o.lr is not None else 1e-3 if o.optimizer == "adam" else 1e-2
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
     lam = softmax(T)
     for step in range(1, o.steps + 1):
@@ -307,11 +341,11 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]
             second *= 0.999
             second += 0.001 * g * g
             scale = (1 - 0.999**step) ** -0.5
-            T -= (lr / (1 - 0.5**step)) * first / (scale * np.sqrt(second) + 1e-8)
+            T -= (o.lr / (1 - 0.5**step)) * first / (scale * np.sqrt(second) + 1e-8)
         else:
             g = g + 5e-4 * T
             first = g if step == 1 else 0.9 * first + g
-            T -= lr * first
+            T -= o.lr * first
     return (lam if o.variant == "released" else softmax(T)), T
 
 

@@ -51,10 +51,10 @@ def aggregate(
             client_sds = list(client_sds)
             check_sizes(sizes, len(client_sds))  # now: what is wrong says more than that the ranks differ
         access = Sharded(peers, _facts(server, sizes, client_ids, round_info))
-        result, memory = server.aggregate_from(access, global_sd, client_sds, sizes, client_ids, out, round_info)
+        result, kept = server.aggregate_from(access, global_sd, client_sds, sizes, client_ids, out, round_info)
         for model in result if isinstance(result, Results) else [result]:
             access.dtensors.restore(model)
-    server._memory = memory  # only now: another rank may have failed
+    server.commit(kept)  # only now: another rank may have failed
     return result
 
 
