@@ -1,4 +1,4 @@
-"""FedAWA in all its forms, against PyTorch as released and at its best."""
+"""FedAWA in all its forms, against the usual PyTorch and PyTorch at its best."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from benchmarks.conftest import cohorts
 from benchmarks.torch_code import CONTESTANTS
 
 
-@pytest.mark.parametrize("name", ["fedawa", "fedawa_layerwise"])
+@pytest.mark.parametrize("name", ["fedawa", "fedawa_layerwise", "fedawa_released"])
 @cohorts(("resnet20", 5), ("resnet20", 20), ("resnet20", 100), ("lora", 20), ("resnet18", 20))
 def test_fedawa(cohort, contest, name):
     g, clients, job = cohort.global_sd, cohort.client_sds, CONTESTANTS[name]

@@ -56,7 +56,7 @@ def test_table2_fedlaw(cohort, contest):
     contest(cohort, "table2_fedlaw", ours, {"usual PyTorch": usual}, epochs=EPOCHS, paper_epochs=PAPER_EPOCHS)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ldawa", "fedawa", "fedawa_layerwise"])
+@pytest.mark.parametrize("name", ["fedavg", "ldawa", "fedawa", "fedawa_released", "fedawa_layerwise"])
 @cohorts(("resnet20", 20))
 def test_table2(cohort, contest, name):
     g, clients, job = cohort.global_sd, cohort.client_sds, CONTESTANTS[name]

@@ -64,8 +64,8 @@ def jobs_of(model: str, K: int = 20) -> dict[str, Job]:
         "fedavg, fresh output": lambda: fastagg.fedavg(g, clients),
         "gram": lambda: fastagg.gram(g, clients),
         "gram_mix": lambda: fastagg.gram_mix(g, clients, weights, out=out),
-        "fedawa": lambda: fastagg.fedawa(g, clients, out=out),
-        "fedawa layerwise": lambda: fastagg.fedawa(g, clients, layerwise=True, out=out),
+        "fedawa": lambda: fastagg.FedAWA(variant="released").aggregate(g, clients, out=out),
+        "fedawa layerwise": lambda: fastagg.FedAWA(variant="released", layerwise=True).aggregate(g, clients, out=out),
         "fedawa paper, 100 steps": lambda: fastagg.fedawa(g, clients, variant="paper", steps=100, out=out),
     }
     if model == "resnet18":

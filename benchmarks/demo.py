@@ -17,7 +17,12 @@ import fastagg
 from benchmarks import measure, models
 from benchmarks.torch_code import CONTESTANTS
 
-NAMES = {"fedavg": "FedAvg", "fedawa": "FedAWA", "fedawa_layerwise": "FedAWA-L"}
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedawa": "FedAWA (paper)",
+    "fedawa_layerwise": "FedAWA-L (paper, per layer)",
+    "fedawa_released": "FedAWA (released)",
+}
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
@@ -37,7 +42,7 @@ def main() -> int:
     global_sd = models.MODELS[args.model]()
     with progress() as bar:
         client_sds = list(bar.track(models.clients(global_sd, K), K, description="Making client models"))
-        contests = [CONTESTANTS[name] for name in ("fedavg", "fedawa", "fedawa_layerwise")]
+        contests = [CONTESTANTS[name] for name in NAMES]
         for contest in bar.track(contests, description="Checking that the answers agree"):
             contest.agree(contest.fastagg(global_sd, client_sds), contest.usual(global_sd, client_sds))
         read = measure.read_once(client_sds)

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from fastagg.sim.run import read_metrics
 
-METHODS = ("fedawa", "fedadam")  # with logits that are remembered, with tensors that are
+METHODS = ("fedadp", "fedadam")  # which remember a number per client, and tensors
 # With 60 rounds, half of the time is spent in them; the other half is imports and the report
 OPTIONS = ["--participation", "0.75", "--dropout", "0.1", "--alpha", "0.5", "--quiet"]
 LAST = "after the last round"

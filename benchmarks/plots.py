@@ -93,7 +93,7 @@ def scaling(records: list[Record]):
     line(by_steps, paper, lambda r: r["steps"], lambda r: 2 * r.median("R"), "2 R", color=FLOOR, ls=":")
     usual = next((r.usual for r in of("fedawa", model="resnet18", K=20)), None)
     if usual:
-        by_steps.axhline(usual, color=USUAL, label="one step in the usual PyTorch")
+        by_steps.axhline(usual, color=USUAL, label="5 steps in the usual PyTorch")
     by_steps.set(xscale="log", yscale="log", xlabel="optimiser steps", ylabel="ms", title="20 x ResNet-18")
     if paper:
         by_steps.legend(fontsize=8, frameon=False, loc="center right")

@@ -25,7 +25,7 @@ import fastagg
 from fastagg import files
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
-METHODS = {"fedavg": (), "fedawa, released": (), "fedawa, paper": ("--opt", "variant=paper")}
+METHODS = {"fedavg": (), "fedawa, released": ("--opt", "variant=released"), "fedawa, paper": ()}
 BLOCK = 1 << 22  # random elements, drawn once and written again and again, each time from another place
 
 

@@ -85,7 +85,7 @@ def worker(rank: int, store: str, numel: int, rounds: int) -> None:
 
     def run(n: int):
         g, *clients = parts[n]
-        return fastagg.fedawa(g, clients, group=None if n == 1 else groups[n])
+        return fastagg.FedAWA(variant="released", group=None if n == 1 else groups[n]).aggregate(g, clients)
 
     alone = run(1) if rank == 0 else None
     for n in SIZES[1:]:
@@ -123,7 +123,7 @@ def one_process(numel: int, rounds: int, threads: int) -> float:
     times = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
-        fastagg.fedawa(g, clients)
+        fastagg.FedAWA(variant="released").aggregate(g, clients)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 

@@ -30,8 +30,9 @@ from benchmarks.soak_state import CLIENTS, PARAMS, SIZES, Angles, Clusters, Logi
 MOST = 30  # clients in a round
 DTYPES = (torch.float64, torch.bfloat16, torch.float16)  # besides float32, which most rounds are in
 STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {
-    "fedawa": ("fedawa", {}), "fedawa, sgd": ("fedawa", {"optimizer": "sgd"}),
-    "fedawa, layerwise": ("fedawa", {"layerwise": True}), "fedadp": ("fedadp", {}),
+    "fedawa": ("fedawa", {"variant": "released"}),
+    "fedawa, sgd": ("fedawa", {"variant": "released", "optimizer": "sgd"}),
+    "fedawa, layerwise": ("fedawa", {"variant": "released", "layerwise": True}), "fedadp": ("fedadp", {}),
     "cfl": ("cfl", {"eps1": 0.5, "eps2": 0.4}), "fedadam": ("fedadam", {}), "fedavgm": ("fedavgm", {}),
 }  # fmt: skip
 STATELESS = ("fedavg", "simprox", "weiavg", "ldawa", "krum", "geometric_median", "centred_clipping", "fedamp")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
+import sys
 import time
 
 import pytest
 import torch
-from cohort import assert_same_bits, assert_unchanged, snapshot
+from cohort import assert_same_bits, assert_unchanged, make, snapshot
 
 import fastagg
 
@@ -92,3 +94,63 @@ def test_a_handler_that_does_not_raise_stops_nothing(cohort):
         signal.signal(signal.SIGALRM, former)
     assert heard
     assert_same_bits(result, expected)
+
+
+STATEFUL = {
+    "fedawa": {"variant": "released", "layerwise": True},
+    "fedadp": {},
+    "cfl": {"eps1": 100.0, "eps2": 0.0},
+    "fedadam": {},
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_an_interrupt_at_any_line_leaves_the_memory_whole(name):
+    """As it was before the round or, after its very last line, as it is after it: never in between."""
+    g, clients = make(4, {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (2, 5)}, seed=3, scale=0.5)
+    server = fastagg.aggregator(name, **STATEFUL[name])
+    server.aggregate(g, clients, client_ids=list("abcd"))
+    before, state = server._memory, server.state_dict()
+    total = run_until_line(None, lambda: server.aggregate(g, clients, client_ids=list("abcd")))
+    assert total > 100
+    server._memory = before
+    changed = 0
+    for at in sorted({*range(1, total, 9), *range(total - 30, total + 1)}):
+        assert run_until_line(at, lambda: server.aggregate(g, clients, client_ids=list("abcd"))) == at
+        if server._memory is not before:
+            changed += 1
+        else:
+            assert same_state(server.state_dict(), state)
+        server._memory = before
+    assert changed <= 1  # the line after the assignment, which returns the result
+
+
+def run_until_line(at, call):
+    """Interrupts call() at the at-th line of fastagg's Python; returns how many lines it has run"""
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if f"{os.sep}fastagg{os.sep}" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                raise KeyboardInterrupt
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert lines == at
+    finally:
+        sys.settrace(former)
+    return lines
+
+
+def same_state(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b

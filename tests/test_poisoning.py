@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import poisoning
+from benchmarks import fedawa_steps, poisoning
+from benchmarks.publish import DOCS, publish
 from fastagg.sim.report import Run
 
 
@@ -54,24 +55,31 @@ def test_table_marks_the_best_and_what_diverged():
     ]
 
 
-def test_publishing_replaces_what_is_between_the_marks(tmp_path, monkeypatch):
-    page = tmp_path / "robustness.md"
-    before, after = poisoning.MARKS
-    page.write_text(f"text\n{before}old\n{after}\nmore <!-- end -->\n")
-    monkeypatch.setattr(poisoning, "DOCS", page)
-    poisoning.publish("new \\1\n")
-    assert page.read_text() == f"text\n{before}\nnew \\1\n\n{after}\nmore <!-- end -->\n"
-    page.write_text("no marks")
+def test_publishing_replaces_what_is_between_the_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("text\n<!-- a table -->\nold\n<!-- end -->\nmore <!-- end -->\n")
+    publish(page, "a table", "new \\1\n")
+    assert page.read_text() == "text\n<!-- a table -->\n\nnew \\1\n\n<!-- end -->\nmore <!-- end -->\n"
     with pytest.raises(ValueError, match="to write between"):
-        poisoning.publish("new")
+        publish(page, "another table", "new")
 
 
-def test_the_document_has_the_marks():
-    text = poisoning.DOCS.read_text()
-    assert all(text.count(mark) == 1 for mark in poisoning.MARKS)
+@pytest.mark.parametrize(("page", "mark"), [("robustness.md", "poisoning table"), ("methods.md", "fedawa steps")])
+def test_the_documents_have_the_marks(page, mark):
+    assert (DOCS / page).read_text().count(f"<!-- {mark} -->\n") == 1
 
 
 def test_a_quick_table_is_not_published(tmp_path, capsys):
     with pytest.raises(SystemExit):
         poisoning.main(["--quick", "--write", "--out", str(tmp_path)])
     assert "not for the documents" in capsys.readouterr().err
+
+
+def test_quick_run_of_fedawas_steps(tmp_path, capsys):
+    assert fedawa_steps.main(["--quick", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "2 runs, 0 of them made before" in said.err
+    head, _, fedavg, fedawa, *_ = said.out.splitlines()
+    assert head.startswith("| method | digits, alpha 0.1 |")
+    assert fedavg.endswith("| 1.00 |")  # FedAvg's weights are the data shares
+    assert float(fedawa.split("|")[-2]) > 1.5

@@ -15,8 +15,11 @@ import fastagg
 from fastagg import files
 
 
+REMEMBERS = OPTIONS | {"fedawa": {"variant": "released"}}
+
+
 def server(name):
-    return fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    return fastagg.aggregator(name, **REMEMBERS.get(name, {}))
 
 
 def play(aggregator, seed):
@@ -60,10 +63,10 @@ def test_what_does_not_fit_changes_nothing(name, tmp_path):
 
 def test_states_of_another_model_or_form_are_refused(tmp_path):
     path = tmp_path / "state.safetensors"
-    layerwise = fastagg.FedAWA(layerwise=True)
+    layerwise = fastagg.FedAWA(variant="released", layerwise=True)
     play(layerwise, 0)
     layerwise.save(path)
-    for wrong in (fastagg.FedAWA(), fastagg.FedAWA(variant="paper", layerwise=True)):
+    for wrong in (fastagg.FedAWA(variant="released"), fastagg.FedAWA(variant="paper", layerwise=True)):
         with pytest.raises(fastagg.InputError, match="fedawa state"):
             wrong.load(path)
         assert not wrong.state_dict()["client_ids"]
