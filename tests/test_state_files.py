@@ -14,7 +14,6 @@ from test_nonfinite import IDS, same
 import fastagg
 from fastagg import files
 
-
 REMEMBERS = OPTIONS | {"fedawa": {"variant": "released"}}
 
 
