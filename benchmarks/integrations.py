@@ -5,8 +5,8 @@ make bench-integrations                                                 # both, 
 
 Replies are what a server has received: bytes. "Whole" is all that happens from there to the model that is sent out
 next: decoding, aggregation, and in Flower encoding of the result. "Arithmetic" is the aggregation of models that are
-decoded already. Neither framework has FedAWA: theirs is then the usual PyTorch code (benchmarks/torch_code.py) between
-their own decoding and encoding. Contestants take turns; results are compared before any time is taken.
+decoded already. Neither framework has FedAWA (here the released variant): theirs is then the usual PyTorch code
+(benchmarks/torch_code.py) between their own decoding and encoding. Contestants take turns; results are compared before any time is taken.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks import measure, models
 from benchmarks.torch_code import CONTESTANTS
 
 Job = Callable[[], object]
+OPTIONS = {"fedavg": {}, "fedawa": {"variant": "released"}}  # one read each, so what is compared is the framework
 
 
 @dataclass
@@ -58,7 +59,7 @@ def flower(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
     def asked(strategy) -> list[Message]:
         return list(strategy.configure_train(1, ArrayRecord(global_sd), ConfigRecord(), Nodes()))
 
-    ours = {name: FastAgg(name) for name in ("fedavg", "fedawa")}
+    ours = {name: FastAgg(name, **OPTIONS[name]) for name in OPTIONS}
     for strategy in ours.values():
         questions = asked(strategy)  # which tells it the global model
     replies = [
@@ -68,7 +69,7 @@ def flower(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
 
     def their_fedawa():
         decoded = [message.content["arrays"].to_torch_state_dict() for message in replies]
-        return ArrayRecord(CONTESTANTS["fedawa"].usual(global_sd, decoded)[0]), None
+        return ArrayRecord(CONTESTANTS["fedawa_released"].usual(global_sd, decoded)[0]), None
 
     def model(result) -> dict:
         return view(result[0])
@@ -77,7 +78,7 @@ def flower(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
     for name, strategy in ours.items():
         # a new server each time: FedAWA's logits would be other ones in its next round
         def whole(strategy=strategy, name=name):
-            strategy._server.aggregator = fastagg.aggregator(name)
+            strategy._server.aggregator = fastagg.aggregator(name, **OPTIONS[name])
             return strategy.aggregate_train(1, replies)
 
         yield Contest("Flower, messages", name, "whole", theirs[name], whole, model)
@@ -109,18 +110,18 @@ def flower_legacy(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
 
     def their_fedawa():
         decoded = [named(parameters_to_ndarrays(reply.parameters)) for _, reply in results]
-        return parameters(CONTESTANTS["fedawa"].usual(global_sd, decoded)[0]), None
+        return parameters(CONTESTANTS["fedawa_released"].usual(global_sd, decoded)[0]), None
 
     theirs = {
         "fedavg": lambda: FedAvg(fit_metrics_aggregation_fn=lambda _: {}).aggregate_fit(1, results, []),
         "fedawa": their_fedawa,
     }
     for name in theirs:
-        strategy = FastAggLegacy(name, keys=list(global_sd), fit_metrics_aggregation_fn=lambda _: {})
+        strategy = FastAggLegacy(name, keys=list(global_sd), fit_metrics_aggregation_fn=lambda _: {}, **OPTIONS[name])
         strategy.configure_fit(1, parameters(global_sd), manager)
 
         def whole(strategy=strategy, name=name):
-            strategy._server.aggregator = fastagg.aggregator(name)
+            strategy._server.aggregator = fastagg.aggregator(name, **OPTIONS[name])
             return strategy.aggregate_fit(1, results, [])
 
         yield Contest(
@@ -152,7 +153,7 @@ def nvflare(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
         return helper.get_result()
 
     def ours(method: str, sds) -> dict:
-        aggregator = FastAggAggregator(method)
+        aggregator = FastAggAggregator(method, OPTIONS[method])
         aggregator._global = global_sd
         for name, sd in zip(names, sds, strict=True):
             meta = {"client_name": name, "NUM_STEPS_CURRENT_ROUND": 1}
@@ -160,7 +161,7 @@ def nvflare(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
         return aggregator.aggregate_model().params
 
     def their_fedawa(sds) -> dict:
-        return CONTESTANTS["fedawa"].usual(global_sd, list(sds))[0]
+        return CONTESTANTS["fedawa_released"].usual(global_sd, list(sds))[0]
 
     for name, their in {"fedavg": theirs, "fedawa": their_fedawa}.items():
         yield Contest(
@@ -174,10 +175,10 @@ def nvflare(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
 
 
 def fedawa_alone(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
-    usual = CONTESTANTS["fedawa"].usual
+    usual = CONTESTANTS["fedawa_released"].usual
     yield Contest(
         "Flower", "fedawa", "arithmetic", lambda: usual(global_sd, client_sds)[0],
-        lambda: fastagg.fedawa(global_sd, client_sds), lambda r: r,
+        lambda: fastagg.FedAWA(**OPTIONS["fedawa"]).aggregate(global_sd, client_sds), lambda r: r,
     )  # fmt: skip
 
 
