@@ -115,15 +115,15 @@ class Temporary:
         self.fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
 
     def complete(self, mode: int | None = None) -> None:
-        """Gives it its permissions, waits until all is on the disk, and closes the descriptor"""
+        """Gives it its permissions, and waits until all is on the disk"""
         os.fchmod(self.fd, self.mode if mode is None else mode)
         os.fsync(self.fd)
-        self.close()
 
     def place(self, target: Path | None = None) -> None:
         """Takes its place, or another one in the same folder. sync_folder() makes that permanent."""
         self.path.replace(target or self.target)
         self.ours = False
+        self.close()
 
     def discard(self) -> None:
         self.close()
@@ -137,9 +137,10 @@ class Temporary:
         self.fd = -1
 
 
-def is_temporary(name: str, target: str) -> bool:
-    """Whether a file of this name may be a Temporary of the target"""
-    return re.fullmatch(re.escape(f".{target}.") + r"\d+-[0-9a-f]{16}\.part", name) is not None
+def target_of(name: str) -> str | None:
+    """The target of a Temporary, from its name; None where it is not like that of one"""
+    found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{16}\.part", name, re.DOTALL)
+    return found and found[1]
 
 
 def stale(target: Path) -> list[Path]:
@@ -147,7 +148,7 @@ def stale(target: Path) -> list[Path]:
     found = []
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if is_temporary(entry.name, target.name) and entry.is_file(follow_symlinks=False):
+            if target_of(entry.name) == target.name and entry.is_file(follow_symlinks=False):
                 with suppress(OSError), _locked(Path(entry.path)):
                     found.append(Path(entry.path))
     return found
@@ -215,15 +216,18 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def prepared(path: Path) -> Iterator[tuple[Temporary, BinaryIO]]:
-    """A file to write into, which is complete and on the disk at the end of the block, but not in its place yet"""
+def prepared(path: Path, mode: int | None = None) -> Iterator[tuple[Temporary, BinaryIO]]:
+    """A file to write into, which is complete and on the disk at the end of the block, but not in its place yet.
+
+    mode: its permissions; default: those of the file it will replace, or what the umask allows
+    """
     with naming(path):
         remove_stale(path)
         new = Temporary(path)
         try:
             with open(new.fd, "wb", closefd=False) as file:
                 yield new, file
-            new.complete()
+            new.complete(mode)
         except BaseException:
             new.discard()
             raise
