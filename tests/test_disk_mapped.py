@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cohort import make
 from model_files import assert_same_model, write_raw, write_shards
 from safetensors.torch import load_file, save_file
 

@@ -284,7 +284,7 @@ def byte_count(name: str, value: int | str) -> int:
 def by_client(name: str, given: Any, ids: list[Any], axis: int = 0) -> Any:
     """What was given by client id, in the order of the ids, and lists, as an array; all else as it is"""
     if not isinstance(given, Mapping):
-        return _numbers(name, given) if isinstance(given, list | tuple | str) else given
+        return _numbers(name, given) if isinstance(given, list | tuple | str | int | float) else given
     for client in ids:
         if client not in given:
             raise InputError(f"{name}: there is none for client {client!r}")
