@@ -194,7 +194,10 @@ def mode_of(path: Path) -> int | None:
 
 def sync_folder(folder: Path) -> None:
     """Renames before this are on the disk before those after it"""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to and not be read
+        return
     try:
         os.fsync(fd)
     except OSError as error:
@@ -206,12 +209,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError that names no file gets this one"""
+    """An OSError that names no file, or a temporary one, gets this name"""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
+        named = os.path.basename(str(error.filename or ""))
+        if error.errno is not None and (not named or target_of(named) == path.name):
+            error.filename, error.filename2 = str(path), None
         raise
 
 

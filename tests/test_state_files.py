@@ -272,6 +272,9 @@ def test_an_error_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: .*x\.json"):
         files.write_json(tmp_path / "x.json", {})
     assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError, match=r"none/x\.json'$"):
+        files.write_json(tmp_path / "none" / "x.json", {})
 
 
 HOLDER = """

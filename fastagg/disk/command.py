@@ -20,14 +20,16 @@ ABOUT = """Aggregates models in safetensors files into a new one, without ever h
   fastagg aggregate --method fedawa --global g.safetensors clients/*.safetensors -o new.safetensors --sizes sizes.json
 
       one round of FedAWA. A client's id is its file's name without the ending; sizes.json is {"id": samples, ..} or a
-      list in the order of the files. new.safetensors is there when all is well, or not touched at all.
+      list in the order of the files, and may be given here: --sizes '[600, 150]'. new.safetensors is there when all is
+      well, or not touched at all.
 
   fastagg aggregate --method fedawa --opt layerwise=true --state fedawa.state --global g.safetensors -o g.safetensors \\
       clients/*.safetensors
 
       a round of many: what the method remembers is kept in fedawa.state, and the global model is replaced.
 
-A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. No
+A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. A
+folder with a LoRA adapter in and a folder out: the new one has adapter_model.safetensors and adapter_config.json. No
 file may be changed while it is read. Exit codes: 0 done, 1 something is wrong with the files, 2 with the command, 130
 stopped by Ctrl-C.
 """
@@ -99,7 +101,8 @@ def run(job: Job, args: argparse.Namespace) -> int:
     with Bar(args.quiet) as bar:
         result = job.run(args.state, bar, args.report)
     if result.made_before:
-        print(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
+        if not args.quiet:
+            print(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
         return 0
     if args.report:
         from fastagg.disk import report as file_report

@@ -68,8 +68,9 @@ def aggregate_files(
                  (label_dist, local_steps ..) are options too: an entry for each client, in a list or by client id.
     paths        .safetensors files, indices of sharded models, or folders with one of these. No file may be changed
                  meanwhile.
-    out_path     a .safetensors file, or a folder, which gets model.safetensors; where there are several models, the
-                 folder of all. It is replaced at the end, whole, and may be the global model's, but no client's.
+    out_path     a .safetensors file, or a folder, which gets model.safetensors (of adapters adapter_model.safetensors
+                 and adapter_config.json); where there are several models, the folder of all. It is replaced at the end,
+                 whole, and may be the global model's, but no client's.
     sizes        how much data each client has, in a list or by client id; default: equally much
     client_ids   default: a file's name without its ending, or the name of the folder given
     state        file with what the method remembers: loaded if it is there, and replaced together with the model
