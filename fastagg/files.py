@@ -215,7 +215,7 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         named = os.path.basename(str(error.filename or ""))
         if error.errno is not None and (not named or target_of(named) == path.name):
-            error.filename, error.filename2 = str(path), None
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
