@@ -338,3 +338,15 @@ def test_progress_on_a_terminal(monkeypatch, capsys, with_tqdm):
     with Bar(quiet=True) as bar:
         bar("Gram", 1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_released_fedawa_without_a_state_warns_in_one_line(files, tmp_path, capsys):
+    center, paths, out = files
+    command = ["--method", "fedawa:variant=released", "--global", center, *paths, "-o", out]
+    assert run(*command, "--state", tmp_path / "state") == 0
+    assert capsys.readouterr().err == ""
+    assert run(*command) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("fastagg aggregate: fedawa: variant='released' learns over rounds")
+    assert "--state" in said
+    assert said.count("\n") == 1

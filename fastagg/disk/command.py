@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def main(argv: list[str]) -> int:
     job = None
     try:
         job = _job(args)
-        return run(job, args)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"fastagg aggregate: {message}", file=sys.stderr)
+            return run(job, args)
     except UsageError as error:
         return _fail(error, 2)
     except InputError as error:

@@ -96,6 +96,7 @@ class Job:
     ) -> None:  # fmt: skip
         self.memory, self.shard_size = byte_count("memory", memory), byte_count("shard_size", shard_size)
         self.server, self.options, info = _server(method, dict(options or {}))
+        self.kept = isinstance(method, Aggregator)  # by the caller, who may use it for further rounds
         if isinstance(client_paths, str | os.PathLike):
             raise InputError(f"client_paths is one path, {client_paths}; expected a list of them")
         if global_path is None and self.server.needs_global:
@@ -134,6 +135,8 @@ class Job:
             for path in file_report.paths(Path(report)):
                 self._check_free(path, "the report", [] if state is None else [Path(state)])
         if state is None:
+            if not self.kept:
+                self.server.warn_memory_lost(self.info, "Keep its memory in a file (state=, --state)")
             return self._round(progress, report)
         self._check_free(Path(state), "the state")
         self.state = StateFile(Path(state))
@@ -168,7 +171,7 @@ class Job:
                 file_report.save(result, Path(report))
             if self.state is not None:
                 after = copy.copy(self.server)
-                after._memory = memory
+                after.commit(kept)
                 self.state.prepare(after.state_dict())
             result.paths = writing.place(found)
         except BaseException:
