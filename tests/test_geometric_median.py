@@ -106,6 +106,52 @@ def test_resists_a_client_at_1e6(K, dtype):
     torch.testing.assert_close(flat(result), expected, rtol=1e-4, atol=1e-4)
 
 
+def attacked(K, bad, magnitude, together):
+    """(g, clients, what the honest are apart from their mean); the first are attackers, in one place or in several"""
+    g, clients = cohort(K, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    direction = {key: torch.randn(g[key].shape, generator=generator) for key in PARAMS}
+    for k in range(bad):
+        if not together:
+            direction = {key: torch.randn(g[key].shape, generator=generator) for key in PARAMS}
+        clients[k] = dict(clients[k], **{key: g[key] + magnitude * direction[key] for key in PARAMS})
+    honest = torch.stack([flat(sd) for sd in clients[bad:]])
+    return g, clients, honest.mean(0), (honest - honest.mean(0)).norm(dim=1).mean()
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e3, 1e6, 1e10, 1e12, 1e16, 1e20, 1e25, 1e30, 1e36])
+@pytest.mark.parametrize(("K", "bad", "together", "most"), [(8, 1, True, 0.5), (20, 9, True, 1.7), (20, 9, False, 1.0)])
+def test_no_magnitude_moves_it_further(K, bad, together, most, magnitude):
+    """Of 9 attackers among 20 at one place far away, 9 / sqrt(11^2 - 9^2) = 1.42 times what the honest are apart is what
+    the median itself moves by, where these are at right angles."""
+    g, clients, mean, apart = attacked(K, bad, magnitude, together)
+    result = geometric_median(g, clients)
+    assert (flat(result) - mean).norm() < most * apart
+    expected, weights = naive(clients, [1] * K, 100, 1e-9)
+    torch.testing.assert_close(flat(result), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.weights, weights, rtol=1e-3, atol=0)
+
+
+def test_a_client_that_claims_more_data_than_all_others():
+    g, clients, mean, apart = attacked(10, 1, 1e6, True)
+    sizes = [10**6, *[100] * 9]
+    assert (flat(geometric_median(g, clients, sizes)) - mean).norm() > 1e5 * apart
+    alike = geometric_median(g, clients, sizes, weighted=False)
+    assert (flat(alike) - mean).norm() < apart
+    assert_same_bits(alike, geometric_median(g, clients))
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-4])
+def test_clients_that_agree_far_better_with_each_other_than_with_the_global_model(apart):
+    g, clients = cohort(7, torch.float32, scale=1.0)
+    middle = {key: 2 * g[key] + 1 for key in PARAMS}
+    clients = [sd | {key: middle[key] + apart * sd[key] for key in PARAMS} for sd in clients]
+    result = geometric_median(g, clients)
+    expected, weights = naive(clients, [1] * 7, 100, 1e-9)
+    torch.testing.assert_close(result.weights, weights, rtol=1e-4, atol=0)
+    torch.testing.assert_close(flat(result), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_converges_however_far_the_outlier_is():
     """From (+-1, 0) and (0, far) alike the unit vectors cancel at (0, 1 / sqrt 3)."""
     for far in (10.0, 1e4, 1e8):
@@ -189,7 +235,7 @@ def test_out_is_written_in_place():
 @pytest.mark.parametrize(
     "options",
     [{"iterations": -1}, {"iterations": 1.5}, {"iterations": True}, {"tolerance": -1e-3}, {"tolerance": 2}, {"nu": 0.0},
-     {"nu": -1.0}, {"nu": math.nan}, {"nu": "x"}],
+     {"nu": -1.0}, {"nu": math.nan}, {"nu": "x"}, {"weighted": 1}],
     ids=str,
 )  # fmt: skip
 def test_bad_options(options):

@@ -23,6 +23,13 @@ def flat(sd):
     return torch.cat([sd[key].double().reshape(-1) for key in PARAMS])
 
 
+def agreeing(K, apart, seed=0):
+    """Clients at a distance of about 1 from g, and of `apart` from each other; float32"""
+    g, clients = cohort(K, torch.float32, seed, scale=1.0)
+    middle = {key: g[key] + clients[0][key] for key in PARAMS}
+    return g, [sd | {key: middle[key] + apart * sd[key] for key in PARAMS} for sd in clients]
+
+
 def naive_scores(clients, f):
     w = [flat(sd) for sd in clients]
     K = len(w)
@@ -117,6 +124,33 @@ def test_resists_clients_at_1e6(bad, dtype):
     honest = mean_of(clients, range(bad, K))
     for key, value in honest.items():
         torch.testing.assert_close(several[key], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4, 1e-6])
+def test_clients_that_agree_far_better_with_each_other_than_with_the_global_model(apart):
+    """||w_i - w_j|| = apart ||w_i - g||: no wrong pick, and one more read of the clients; usually there is none."""
+    for seed in range(10):
+        g, clients = agreeing(9, apart, seed=seed)
+        scores = naive_scores(clients, 2)
+        assert krum(g, clients, f=2).weights.argmax() == best(scores, 1)[0]
+        taken = multi_krum(g, clients, f=2, m=4).weights.nonzero().flatten().tolist()
+        assert taken == sorted(best(scores, 4))
+    torch.testing.assert_close(krum(g, clients).gram.matrix, fastagg.gram(g, clients).matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1.0, 1e6, 1e12, 1e20, 1e30, 1e36])
+@pytest.mark.parametrize("apart", [1.0, 1e-4])
+def test_no_magnitude_takes_digits_from_the_others(apart, magnitude):
+    """Clients far away, and some close by that would be a bad center for the distances of the others"""
+    g, clients = agreeing(11, apart)
+    generator = torch.Generator().manual_seed(1)
+    for k, size in ((0, magnitude), (1, -magnitude), (2, 50 * apart), (3, 50 * apart)):
+        clients[k] = dict(clients[k], **{
+            key: clients[k][key] + size * torch.randn(clients[k][key].shape, generator=generator) for key in PARAMS
+        })  # fmt: skip
+    scores = naive_scores(clients, 4)
+    assert krum(g, clients, f=4).weights.argmax() == best(scores, 1)[0]
+    assert multi_krum(g, clients, f=4, m=6).weights.nonzero().flatten().tolist() == sorted(best(scores, 6))
 
 
 def test_degenerate_cohorts():

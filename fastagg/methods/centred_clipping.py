@@ -71,11 +71,12 @@ class CentredClipping(Aggregator):
         masses = cohort.n if self.weighted else np.full(K, 1 / K)
         if self.center == "previous" and not cohort.access.in_memory:
             raise InputError("centred_clipping: center='previous' keeps an update in memory and does not work on files")
-        if self.center == "global" or cohort.memory is None:
+        # any: of a model that is spread over processes, this one may have no part, and no update of it
+        if self.center == "global" or not cohort.access.any(bool(cohort.memory)):
             gram = cohort.gram()
             c = clip(gram.updates().cpu().numpy(), masses, np.zeros(K), self.tau, self.iterations)
         else:
-            table = _with_client(table, _start(table, cohort.memory))  # the last
+            table = _with_client(table, _start(table, cohort.memory or {}))  # the last
             whole = _gram(cohort, table)
             gram = Gram(whole.matrix[:-1, :-1].contiguous(), whole.numel)
             start = np.append(np.zeros(K), 1.0)
