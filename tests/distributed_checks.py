@@ -14,6 +14,7 @@ import torch
 from cohort import assert_same_bits, assert_unchanged, snapshot
 from distributed_parts import (
     CASES,
+    IDS,
     SIZES,
     check,
     digests,
