@@ -303,6 +303,15 @@ def ldawa_best(global_sd: StateDict, client_sds: Clients) -> tuple[StateDict, Te
     return _mix_by_cosine(client_sds, torch.stack(cosines), _mix_foreach)
 
 
+def _with_medians(out: StateDict, client_sds: Clients) -> StateDict:
+    """What is not a parameter as the median over all clients, as robust methods have it"""
+    for key in out.keys() - set(_parameters(out)):
+        ordered = torch.stack([sd[key] for sd in client_sds]).sort(0).values
+        low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+        out[key] = (low + high) / 2 if low.is_floating_point() else low
+    return out
+
+
 def _krum_scores(squares: Tensor, f: int) -> Tensor:
     """The first of the sorted distances is a client's own, 0"""
     return squares.sort(dim=1).values[:, 1 : len(squares) - f - 1].sum(1)
@@ -311,13 +320,13 @@ def _krum_scores(squares: Tensor, f: int) -> Tensor:
 def krum_usual(global_sd: StateDict, client_sds: Clients, f: int = 2) -> tuple[StateDict, int]:
     """(the client's state dict, its index)"""
     chosen = int(_krum_scores(_squared_distances_loop(client_sds), f).argmin())
-    return copy.deepcopy(client_sds[chosen]), chosen
+    return _with_medians(copy.deepcopy(client_sds[chosen]), client_sds), chosen
 
 
 @torch.no_grad()
 def krum_best(global_sd: StateDict, client_sds: Clients, f: int = 2) -> tuple[StateDict, int]:
     chosen = int(_krum_scores(_squared_distances(global_sd, client_sds), f).argmin())
-    return {key: value.clone() for key, value in client_sds[chosen].items()}, chosen
+    return _with_medians({key: value.clone() for key, value in client_sds[chosen].items()}, client_sds), chosen
 
 
 def _weiszfeld(distances_to: Callable[[Tensor], Tensor], weights: Tensor, nu: float) -> Tensor:
@@ -342,7 +351,7 @@ def geometric_median_usual(global_sd: StateDict, client_sds: Clients, nu: float 
         return torch.stack([torch.linalg.vector_norm(v - mean) for v in vectors])
 
     weights = _weiszfeld(distances_to, _equal(client_sds).float(), nu)
-    return _mix_loop(client_sds, weights), weights
+    return _with_medians(_mix_loop(client_sds, weights), client_sds), weights
 
 
 @torch.no_grad()
@@ -355,7 +364,7 @@ def geometric_median_best(global_sd: StateDict, client_sds: Clients) -> tuple[St
 
     nu = 1e-6 * float(squares[squares > 0].min()) ** 0.5
     weights = _weiszfeld(distances_to, _equal(client_sds), nu)
-    return _mix_foreach(client_sds, weights, global_sd), weights
+    return _with_medians(_mix_foreach(client_sds, weights, global_sd), client_sds), weights
 
 
 def fedadam_usual(global_sd: StateDict, client_sds: Clients, lr=0.01, beta1=0.9, beta2=0.99, tau=1e-3) -> StateDict:

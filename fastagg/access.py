@@ -1,7 +1,7 @@
 """Where the models of a round are, for the methods, which do not want to know.
 
 Memory is the plain case: whole models in the memory of this process. Others do the same in another way, and give
-methods the same four calls: models in files are read piece by piece, shards of models have their Grams added up.
+methods the same five calls: models in files are read piece by piece, shards of models have their Grams added up.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from fastagg import core, finite
+from fastagg import core, elementwise, finite
 from fastagg import table as tables
 from fastagg.core import Out
 from fastagg.gram import Gram
 from fastagg.result import Result
-from fastagg.table import StateDict, Table
+from fastagg.table import StateDict, Table, as_tensor
 
 
 class Memory:
+    in_memory = True  # whole tensors, or this process's part of them, are at hand
+
     def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
         """The table of the models, once they are checked"""
         return tables.build(global_sd, client_sds, **options)
@@ -45,3 +47,12 @@ class Memory:
         gram, results = core.gram_mix_of(table, layerwise, weights, row, out, check=True)
         finite.check_gram(table, gram)
         return gram, results
+
+    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
+        """Replaces tensors of the results by what a rule of fastagg.elementwise gives for the table's clients"""
+        not_finite = np.zeros(table.T, np.uint8)
+        for t in np.flatnonzero(elementwise.used_by(rule, table.layout)):
+            key = table.layout.keys[t]
+            outs = [as_tensor(result[key], "the result", key) for result in results]
+            not_finite[t] = not elementwise.combine(rule, [client[t] for client in table.clients], outs)
+        finite.check_outputs(table, not_finite)

@@ -84,3 +84,10 @@ def assert_same_bits(a, b):
 def flat(sd):
     """All tensors of a state dict end to end, float64"""
     return torch.cat([value.detach().double().reshape(-1) for value in sd.values()])
+
+
+def median_of(tensors):
+    """The coordinate-wise median: of an even number of floats the mean of the middle two, of integers the lower one"""
+    ordered = torch.stack([t.double() if t.is_floating_point() else t for t in tensors]).sort(0).values
+    low, high = ordered[(len(tensors) - 1) // 2], ordered[len(tensors) // 2]
+    return ((low + high) / 2 if tensors[0].is_floating_point() else low).to(tensors[0].dtype)

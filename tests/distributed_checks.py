@@ -14,6 +14,7 @@ import torch
 from cohort import assert_same_bits, assert_unchanged, snapshot
 from distributed_parts import (
     CASES,
+    IDS,
     SIZES,
     check,
     digests,
@@ -51,7 +52,7 @@ def every_method_cut_between_layers(group, rank, ranks):
             if whole.gram is not None:
                 assert torch.equal(whole.gram.matrix, part.gram.matrix), case
                 assert torch.equal(whole.gram.numel, part.gram.numel)
-        if "v" not in alone.state_dict() and "m" not in alone.state_dict():  # moments are shards
+        if not {"m", "v", "previous"} & alone.state_dict().keys():  # these are shards
             assert same_state(alone.state_dict(), spread.state_dict()), case
 
 
@@ -85,14 +86,15 @@ def every_method_cut_inside_tensors(group, rank, ranks):
 
 @check
 def clients_that_are_not_finite(group, rank, ranks):
-    for case in ("fedavg", "fedawa", "fedawa, as written", "krum", "fedavgm", "fedamp", "ldawa", "cfl"):
+    some = ("fedavg", "fedawa", "fedawa, as written", "krum", "centred_clipping", "fedavgm", "fedamp", "ldawa", "cfl")
+    for case in some:
         for cut in (layers_of, slices_of):
             alone, spread = (server_of(case, where, on_nonfinite="drop") for where in (None, group))
             raising = server_of(case, group)
             g, clients = cohort()
             clients[2]["fc.weight"][-1, -1] = math.nan
             clients[2]["conv.weight"][0] = math.inf
-            clients[4]["bn.running_var" if case != "krum" else "bn.bias"][-1] = math.nan
+            clients[4]["bn.running_var"][-1] = math.nan
             parts = [cut(sd, rank, ranks) for sd in clients]
             words = raises(fastagg.NonFiniteError, "", partial(round_of, server_of(case), g, clients))
             state = copy.deepcopy(raising.state_dict())
@@ -110,6 +112,40 @@ def clients_that_are_not_finite(group, rank, ranks):
     g["fc.bias"][-1] = math.nan
     g, *clients = (slices_of(sd, rank, ranks) for sd in (g, *clients))
     raises(fastagg.InputError, "the global model: key 'fc.bias' has", lambda: fastagg.simprox(g, clients, group=group))
+
+
+@check
+def clients_that_agree_with_each_other(group, rank, ranks):
+    """Distances are taken from a second Gram then, in which every rank has the same client in the middle."""
+    g, clients = cohort(scale=1e-5)
+    far = {key: value + 0.3 if value.is_floating_point() else value for key, value in g.items()}
+    for case in ("krum", "multi_krum, two", "geometric_median", "fedamp", "simagg"):
+        whole = round_of(server_of(case), far, clients)
+        part = round_of(
+            server_of(case, group), layers_of(far, rank, ranks), [layers_of(sd, rank, ranks) for sd in clients]
+        )
+        for a, b in zip(models(whole), models(part), strict=True):
+            assert_same_bits(layers_of(a, rank, ranks), b)
+            assert torch.equal(a.weights, b.weights), case
+        assert torch.equal(whole.gram.matrix, part.gram.matrix)
+
+
+@check
+def buffers_of_attackers(group, rank, ranks):
+    """Medians are taken of each rank's part; clients without data set no integers"""
+    g, clients = cohort()
+    for sd in clients[:3]:
+        sd["bn.running_var"][:] = 1e30
+        sd["bn.num_batches_tracked"] += 2**60
+    for cut in (layers_of, slices_of):
+        parts = [cut(sd, rank, ranks) for sd in (g, *clients)]
+        for case in ("krum", "geometric_median", "centred_clipping", "fedavg"):
+            sizes = [0.0, 0.0, 0.0, *SIZES[3:]]
+            whole = server_of(case).aggregate(g, clients, sizes, IDS)
+            part = server_of(case, group).aggregate(parts[0], parts[1:], sizes, IDS)
+            assert whole["bn.num_batches_tracked"] < 100
+            for key, value in cut(whole, rank, ranks).items():
+                torch.testing.assert_close(part[key], value, rtol=2e-5, atol=2e-5)
 
 
 @check

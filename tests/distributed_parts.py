@@ -22,6 +22,8 @@ CASES = {name: {} for name in METHODS if name != "fedlaw"} | {
     "cwfedavg, output": {"scope": "output"},
     "cwfedavg, some": {"scope": "^fc"},
     "multi_krum, two": {"m": 2},
+    "geometric_median, alike": {"weighted": False},
+    "centred_clipping, previous": {"center": "previous", "tau": 0.3, "iterations": 2},
 }
 CHECKS = {}
 MESHES = {}

@@ -56,6 +56,18 @@ def test_the_equations(dtype, tolerance, alpha, sigma):
     assert_unchanged([g, *clients], before)
 
 
+@pytest.mark.parametrize("magnitude", [0.0, 1e6, 1e12, 1e20, 1e36])
+@pytest.mark.parametrize("apart", [1.0, 1e-4])
+def test_distances_keep_their_digits(apart, magnitude):
+    """Where clients agree with each other far better than with g, and where one is far away"""
+    g, clients = make(6, {"w": (300,)}, scale=1.0)
+    clients = [{"w": 2 * g["w"] + 1 + apart * sd["w"]} for sd in clients]
+    clients[1]["w"][:5] += magnitude
+    for sigma in (None, 300 * apart**2):
+        xi, _ = naive(clients, None, sigma)
+        torch.testing.assert_close(fedamp(g, clients, sigma=sigma).mixing, xi, rtol=2e-5, atol=1e-9)
+
+
 def test_attention_beyond_everything_is_scaled_down():
     g, clients = make(5, SHAPES, torch.float64, scale=0.1)
     xi = fedamp(g, clients, alpha=1e9, sigma=2.0).mixing

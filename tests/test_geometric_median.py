@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, snapshot
+from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, median_of, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +30,15 @@ def points(*values):
 
 
 def naive(clients, sizes, iterations, nu):
-    """The paper's smoothed Weiszfeld: v from the mean, beta_k = alpha_k / max(nu, ||v - w_k||)"""
+    """The paper's smoothed Weiszfeld, beta_k = alpha_k / max(nu, ||v - w_k||): first from the medoid, with its distance
+    to the nearest client as nu"""
     w = torch.stack([flat(sd) for sd in clients])
     alpha = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
-    weights, v = alpha, alpha @ w
+    apart = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
+    medoid = apart[(apart @ alpha).argmin()]
+    weights = alpha / medoid.clamp(min=medoid[medoid > 0].min())
+    weights = weights / weights.sum()
+    v = weights @ w
     for _ in range(iterations):
         beta = torch.stack([alpha[k] / max(nu, (v - w[k]).norm()) for k in range(len(w))])
         weights = beta / beta.sum()
@@ -54,8 +59,7 @@ def test_equals_the_algorithm(iterations, nu, dtype):
     torch.testing.assert_close(result.weights, weights, rtol=rtol, atol=0)
     torch.testing.assert_close(flat(result), model, rtol=rtol, atol=rtol)
     for key in ("bn.running_mean", "bn.running_var"):
-        mean = torch.tensordot(result.weights, torch.stack([sd[key] for sd in clients]).double(), 1)
-        torch.testing.assert_close(result[key], mean.to(dtype), rtol=2e-7, atol=1e-7)
+        assert torch.equal(result[key], median_of([sd[key] for sd in clients]))
     assert all(result[key].dtype == g[key].dtype for key in g)
     torch.testing.assert_close(result.gram.matrix, fastagg.gram(g, clients).matrix, rtol=0, atol=0)
 
@@ -100,6 +104,52 @@ def test_resists_a_client_at_1e6(K, dtype):
     assert result.weights[0] < 1e-5
     expected, _ = naive(clients, [1] * K, 200, 1e-9)
     torch.testing.assert_close(flat(result), expected, rtol=1e-4, atol=1e-4)
+
+
+def attacked(K, bad, magnitude, together):
+    """(g, clients, what the honest are apart from their mean); the first are attackers, in one place or in several"""
+    g, clients = cohort(K, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    direction = {key: torch.randn(g[key].shape, generator=generator) for key in PARAMS}
+    for k in range(bad):
+        if not together:
+            direction = {key: torch.randn(g[key].shape, generator=generator) for key in PARAMS}
+        clients[k] = dict(clients[k], **{key: g[key] + magnitude * direction[key] for key in PARAMS})
+    honest = torch.stack([flat(sd) for sd in clients[bad:]])
+    return g, clients, honest.mean(0), (honest - honest.mean(0)).norm(dim=1).mean()
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e3, 1e6, 1e10, 1e12, 1e16, 1e20, 1e25, 1e30, 1e36])
+@pytest.mark.parametrize(("K", "bad", "together", "most"), [(8, 1, True, 0.5), (20, 9, True, 1.7), (20, 9, False, 1.0)])
+def test_no_magnitude_moves_it_further(K, bad, together, most, magnitude):
+    """Of 9 attackers among 20 at one place far away, 9 / sqrt(11^2 - 9^2) = 1.42 times what the honest are apart is what
+    the median itself moves by, where these are at right angles."""
+    g, clients, mean, apart = attacked(K, bad, magnitude, together)
+    result = geometric_median(g, clients)
+    assert (flat(result) - mean).norm() < most * apart
+    expected, weights = naive(clients, [1] * K, 100, 1e-9)
+    torch.testing.assert_close(flat(result), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.weights, weights, rtol=1e-3, atol=0)
+
+
+def test_a_client_that_claims_more_data_than_all_others():
+    g, clients, mean, apart = attacked(10, 1, 1e6, True)
+    sizes = [10**6, *[100] * 9]
+    assert (flat(geometric_median(g, clients, sizes)) - mean).norm() > 1e5 * apart
+    alike = geometric_median(g, clients, sizes, weighted=False)
+    assert (flat(alike) - mean).norm() < apart
+    assert_same_bits(alike, geometric_median(g, clients))
+
+
+@pytest.mark.parametrize("apart", [1e-3, 1e-4])
+def test_clients_that_agree_far_better_with_each_other_than_with_the_global_model(apart):
+    g, clients = cohort(7, torch.float32, scale=1.0)
+    middle = {key: 2 * g[key] + 1 for key in PARAMS}
+    clients = [sd | {key: middle[key] + apart * sd[key] for key in PARAMS} for sd in clients]
+    result = geometric_median(g, clients)
+    expected, weights = naive(clients, [1] * 7, 100, 1e-9)
+    torch.testing.assert_close(result.weights, weights, rtol=1e-4, atol=0)
+    torch.testing.assert_close(flat(result), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_converges_however_far_the_outlier_is():
@@ -185,7 +235,7 @@ def test_out_is_written_in_place():
 @pytest.mark.parametrize(
     "options",
     [{"iterations": -1}, {"iterations": 1.5}, {"iterations": True}, {"tolerance": -1e-3}, {"tolerance": 2}, {"nu": 0.0},
-     {"nu": -1.0}, {"nu": math.nan}, {"nu": "x"}],
+     {"nu": -1.0}, {"nu": math.nan}, {"nu": "x"}, {"weighted": 1}],
     ids=str,
 )  # fmt: skip
 def test_bad_options(options):

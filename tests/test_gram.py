@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from cohort import flat, make
 
 import fastagg
+from fastagg.access import Memory
+from fastagg.methods.cohort import Cohort
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,67 @@ def test_layers_have_a_leading_dimension():
         close(gram.cosine("global")[at], alone.cosine("global"))
     assert torch.equal(gram.model().matrix, fastagg.gram(g, clients).matrix)
     assert "2 layers" in repr(gram)
+
+
+def agreeing(apart, K=7, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    g, middle = (torch.randn(2000, generator=generator, dtype=torch.float64) for _ in range(2))
+    clients = [middle + apart * torch.randn(2000, generator=generator, dtype=torch.float64) for _ in range(K)]
+    return {"w": g.to(dtype)}, [{"w": x.to(dtype)} for x in clients]
+
+
+class Counting(Memory):
+    def __init__(self):
+        self.grams = 0
+
+    def gram(self, table, layerwise):
+        self.grams += 1
+        return super().gram(table, layerwise)
+
+
+def distances(g, clients, layerwise=False):
+    """As the methods read them, and the number of reads"""
+    access = Counting()
+    n, ids = np.full(len(clients), 1 / len(clients)), list(range(len(clients)))
+    seen = Cohort(access.build(g, clients), n, ids, access)
+    gram = seen.distance_gram(layerwise)
+    assert seen.distance_gram(layerwise) is gram
+    assert torch.equal(seen.gram(layerwise).matrix, fastagg.gram(g, clients, layerwise=layerwise).matrix)
+    return gram.distances(), access.grams
+
+
+@pytest.mark.parametrize(("apart", "reads"), [(1.0, 1), (0.1, 1), (1e-2, 2), (1e-3, 2), (1e-4, 2), (1e-6, 2), (0.0, 2)])
+def test_distances_of_clients_that_agree(apart, reads):
+    g, clients = agreeing(apart)
+    w = torch.stack([flat(sd) for sd in clients])
+    found, count = distances(g, clients)
+    assert count == reads
+    true = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
+    torch.testing.assert_close(found, true, rtol=1e-6 if reads == 2 else 2e-5, atol=0)
+    _, count = distances(*agreeing(apart, dtype=torch.float64))
+    assert count == (2 if apart < 1e-5 else 1)  # float64 has more digits
+
+
+def test_one_layer_in_which_clients_agree():
+    (g, clients), (h, others) = agreeing(1e-4), agreeing(1.0)
+    g, *clients = ({"a.w": a["w"], "b.w": b["w"]} for a, b in zip((g, *clients), (h, *others), strict=True))
+    found, count = distances(g, clients, layerwise=True)
+    assert count == 2
+    for layer, key in zip(found, ("a.w", "b.w"), strict=True):
+        w = torch.stack([sd[key].double() for sd in clients])
+        true = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(layer, true, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e6, 1e12, 1e20, 1e36])
+def test_a_client_far_away_takes_no_digits_from_the_others(magnitude):
+    for apart in (1.0, 1e-4):
+        g, clients = agreeing(apart)
+        clients[3]["w"] *= magnitude
+        w = torch.stack([flat(sd) for sd in clients])
+        found, _ = distances(g, clients)
+        true = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(found, true, rtol=1e-6, atol=0)
 
 
 def test_zero_vectors_give_zero_cosines_and_no_nan():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, snapshot
+from cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, median_of, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,13 @@ def cohort(K, dtype=torch.float64, seed=0, scale=1e-1):
 
 def flat(sd):
     return torch.cat([sd[key].double().reshape(-1) for key in PARAMS])
+
+
+def agreeing(K, apart, seed=0):
+    """Clients at a distance of about 1 from g, and of `apart` from each other; float32"""
+    g, clients = cohort(K, torch.float32, seed, scale=1.0)
+    middle = {key: g[key] + clients[0][key] for key in PARAMS}
+    return g, [sd | {key: middle[key] + apart * sd[key] for key in PARAMS} for sd in clients]
 
 
 def naive_scores(clients, f):
@@ -40,8 +47,10 @@ def best(scores, m):
 def mean_of(clients, taken):
     out = {}
     for key, value in clients[0].items():
-        stack = torch.stack([clients[k][key] for k in taken])
-        out[key] = stack.double().mean(0).to(value.dtype) if value.is_floating_point() else stack.amax(0)
+        if key in PARAMS:
+            out[key] = torch.stack([clients[k][key] for k in taken]).double().mean(0).to(value.dtype)
+        else:
+            out[key] = median_of([sd[key] for sd in clients])
     return out
 
 
@@ -53,7 +62,7 @@ def test_equals_the_definition(K, f, seed, dtype):
     before = snapshot(g, *clients)
     scores = naive_scores(clients, f)
     one = krum(g, clients, f=f)
-    assert_same_bits(one, clients[best(scores, 1)[0]])  # the very model, its counters included
+    assert_same_bits(one, mean_of(clients, best(scores, 1)))  # the very parameters
     assert one.weights.tolist() == [float(k == best(scores, 1)[0]) for k in range(K)]
     for m in (None, 1, 2, K - f):
         several = multi_krum(g, clients, f=f, m=m)
@@ -107,7 +116,7 @@ def test_resists_clients_at_1e6(bad, dtype):
     for k in range(bad):  # they agree with each other, and what is not a parameter of theirs is no better
         for key, value in clients[k].items():
             clients[k][key] = value + 10**6
-        clients[k]["bn.running_var"] = clients[k]["bn.running_var"] * math.inf
+        clients[k]["bn.running_var"] = clients[k]["bn.running_var"] * 1e30
     result = krum(g, clients, f=bad)
     assert any(torch.equal(result["fc.weight"], sd["fc.weight"]) for sd in clients[bad:])
     several = multi_krum(g, clients, f=bad)
@@ -115,6 +124,33 @@ def test_resists_clients_at_1e6(bad, dtype):
     honest = mean_of(clients, range(bad, K))
     for key, value in honest.items():
         torch.testing.assert_close(several[key], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4, 1e-6])
+def test_clients_that_agree_far_better_with_each_other_than_with_the_global_model(apart):
+    """||w_i - w_j|| = apart ||w_i - g||: no wrong pick, and one more read of the clients; usually there is none."""
+    for seed in range(10):
+        g, clients = agreeing(9, apart, seed=seed)
+        scores = naive_scores(clients, 2)
+        assert krum(g, clients, f=2).weights.argmax() == best(scores, 1)[0]
+        taken = multi_krum(g, clients, f=2, m=4).weights.nonzero().flatten().tolist()
+        assert taken == sorted(best(scores, 4))
+    torch.testing.assert_close(krum(g, clients).gram.matrix, fastagg.gram(g, clients).matrix, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1.0, 1e6, 1e12, 1e20, 1e30, 1e36])
+@pytest.mark.parametrize("apart", [1.0, 1e-4])
+def test_no_magnitude_takes_digits_from_the_others(apart, magnitude):
+    """Clients far away, and some close by that would be a bad center for the distances of the others"""
+    g, clients = agreeing(11, apart)
+    generator = torch.Generator().manual_seed(1)
+    for k, size in ((0, magnitude), (1, -magnitude), (2, 50 * apart), (3, 50 * apart)):
+        clients[k] = dict(clients[k], **{
+            key: clients[k][key] + size * torch.randn(clients[k][key].shape, generator=generator) for key in PARAMS
+        })  # fmt: skip
+    scores = naive_scores(clients, 4)
+    assert krum(g, clients, f=4).weights.argmax() == best(scores, 1)[0]
+    assert multi_krum(g, clients, f=4, m=6).weights.nonzero().flatten().tolist() == sorted(best(scores, 6))
 
 
 def test_degenerate_cohorts():

@@ -75,6 +75,19 @@ def test_against_the_equations(dtype, rtol, scale, layers, layerwise):
     assert_unchanged([g, *clients], before)
 
 
+@pytest.mark.parametrize("magnitude", [0.0, 1e6, 1e12, 1e20, 1e36])
+@pytest.mark.parametrize("apart", [1.0, 1e-4])
+def test_distances_keep_their_digits(apart, magnitude):
+    """Where clients agree with each other far better than with g, and where one is far away"""
+    g, clients = make(6, {"a.w": (300,), "b.w": (200,)}, scale=1.0)
+    clients = [{key: 2 * g[key] + 1 + apart * sd[key] for key in g} for sd in clients]
+    clients[1]["a.w"][:5] += magnitude
+    _, weights = naive(clients, [1] * 6)
+    found = simagg(g, clients)
+    rows = torch.tensor(list(weights.values()), dtype=torch.float64)
+    torch.testing.assert_close(found.weights, rows, rtol=2e-5, atol=0)
+
+
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.1, 10.0])
 def test_eps(eps):
     g, clients = make(4, SHAPES, torch.float64, scale=0.1)

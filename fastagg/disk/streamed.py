@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from fastagg import backends, finite
+from fastagg import backends, elementwise, finite
 from fastagg.access import Memory
 from fastagg.core import Out
 from fastagg.disk import paging
@@ -34,6 +34,8 @@ class Streamed(Memory):
     outputs      (table, M, S) -> M state dicts to write, whose tensors look at mapped files, for S rows of weights
     slab_bytes   of all models together, computed with at a time; as much again is read ahead
     """
+
+    in_memory = False
 
     def __init__(
         self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
@@ -86,6 +88,19 @@ class Streamed(Memory):
         finite.check_gram(table, gram)
         return gram, outs.results()
 
+    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
+        outs = Writing(table, results)
+
+        def compute(slab: Slab) -> None:
+            clients = [Pieces(client, slab) for client in table.clients]
+            tensors, _ = outs.of(slab)
+            for p, t in enumerate(slab.t):
+                good = elementwise.combine(rule, [c[p] for c in clients], [out[p] for out in tensors])
+                outs.not_finite[t] |= not good
+
+        self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute, center=False)
+        finite.check_outputs(table, outs.not_finite)
+
     def _walk(
         self, name: str, table: Table, used: np.ndarray, outputs: list[list[torch.Tensor]],
         compute: Callable[[Slab], None], *, center: bool,
@@ -114,7 +129,7 @@ class Streamed(Memory):
                 if self.progress is not None:
                     self.progress(name, done, total)
         self._check_files()
-        self.passes += 1
+        self.passes += bool((used & table.layout.is_param).any())  # buffers alone are no pass over the models
         self.bytes_read += done
 
     def _wait(self, there: Future) -> None:

@@ -6,6 +6,7 @@ A method never knows in which order the caller gave them, so the same clients in
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class Cohort:
         self.table, self.n, self.ids, self.access = table, n, ids, access or Memory()
         self.memory = memory  # the method's, from the rounds before; a method assigns what it wants to keep
         self._grams: dict[bool, Gram] = {}
+        self._distance_grams: dict[bool, Gram] = {}
 
     @property
     def K(self) -> int:
@@ -42,6 +44,25 @@ class Cohort:
         if layerwise not in self._grams:
             self._grams[layerwise] = self.access.gram(self.table, layerwise)
         return self._grams[layerwise]
+
+    def distance_gram(self, layerwise: bool = False) -> Gram:
+        """The Gram to read distances between clients from: the same, or where clients are so much nearer to each other
+        than to the global model that these have no digits left in it, one that is centred on a client.
+
+        Costs no read in the first case and one in the second; two if the first client was chosen badly, as attackers
+        near the others can bring about.
+        """
+        if layerwise not in self._distance_grams:
+            gram, table = self.gram(layerwise), self.table
+            epsilon = 2.0**-23 if self.access.any(not _all_float64(table)) else 2.0**-52
+            for _ in range(2):
+                client = gram.clients_in_the_middle(epsilon)  # [1] or [L]
+                if (client < 0).all():
+                    break
+                table = _centred(table, client[core.rows(table, layerwise)])
+                gram = self.access.gram(table, layerwise)
+            self._distance_grams[layerwise] = gram
+        return self._distance_grams[layerwise]
 
     def mix(
         self, weights: np.ndarray, *, layerwise: bool = False, buffers: np.ndarray | None = None,
@@ -67,15 +88,49 @@ class Cohort:
         if b is not w and not np.array_equal(b, w):
             is_buffer = (~table.layout.is_param).astype(np.int32)
             w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
-        if not with_gram:
-            return self.access.mix(table, w, row, out, self.table)
-        self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
-        return results
+        if with_gram:
+            self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
+        else:
+            results = self.access.mix(table, w, row, out, self.table)
+        return self._without_data(table, results)
 
     def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
         """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
         _check_weights(weights)
-        return self.access.mix(self.table, weights, row, out, self.table)
+        return self._without_data(self.table, self.access.mix(self.table, weights, row, out, self.table))
+
+    def take_medians(self, result: Result) -> None:
+        """Replaces what is not a parameter, in place, by its coordinate-wise median over all clients.
+
+        Fewer than half of them cannot move it out of the range of the others. All of it is looked at: a client with a
+        value that is not finite is named.
+        """
+        self.access.combine(self.table, "median", [result])
+
+    def _without_data(self, table: Table, results: list[Result]) -> list[Result]:
+        """Integers, of which a mix takes the maximum, as if the clients without data had not been there"""
+        have = np.flatnonzero(self.n > 0)
+        if 0 < len(have) < self.K:
+            rest = range(self.K, table.K)  # the global model, where it was mixed in
+            table = dataclasses.replace(table, positions=None)  # it has none for the global model
+            self.access.combine(table.part([*have, *rest]), "maximum", results)
+        return results
+
+
+def _centred(table: Table, client: np.ndarray) -> Table:
+    """The table with a client's tensors in the place of the global model's, client[t] of tensor t; -1: as it is"""
+    address = np.concatenate([table.client_address, table.center_address[:, None]], axis=1)  # [T, K + 1]
+    models = [*table.clients, table.center]
+    return dataclasses.replace(
+        table,
+        center=[models[k][t] for t, k in enumerate(client)],
+        center_address=np.ascontiguousarray(address[np.arange(table.T), client]),
+    )
+
+
+def _all_float64(table: Table) -> bool:
+    """The Gram's products are computed in float64, not in float32"""
+    return all(table.layout.dtypes[t] == torch.float64 for t in np.flatnonzero(table.layout.gram_layer >= 0))
 
 
 def _check_weights(*weights: np.ndarray) -> None:

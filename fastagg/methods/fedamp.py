@@ -47,9 +47,8 @@ class FedAMP(Aggregator):
                 check_number("fedamp", option, getattr(self, option), 0, float("inf"), strict=True)
 
     def round(self, cohort: Cohort, out) -> Results:
-        gram = cohort.gram()
-        xi = attention(gram, self.alpha, self.sigma)
-        return describe_several(cohort.mix(xi, out=out), cohort, xi, gram)
+        xi = attention(cohort.distance_gram(), self.alpha, self.sigma)
+        return describe_several(cohort.mix(xi, out=out), cohort, xi, cohort.gram())
 
 
 fedamp = function_of(FedAMP)

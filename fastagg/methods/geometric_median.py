@@ -2,16 +2,22 @@
 
     v = argmin sum_k n_k ||v - w_k||
 
-by the smoothed Weiszfeld algorithm: from v = sum_k n_k w_k, again and again
+by the smoothed Weiszfeld algorithm: from a start near the medoid, again and again
 
     beta_k = n_k / max(nu, ||v - w_k||),      v = sum_k beta_k w_k / sum_k beta_k
 
-Every v is a mean of the clients, sum_k l_k w_k, so ||v - w_k||^2 = sum_j l_j D_kj - l'D l / 2 with D the squared
-distances of the clients, and an iteration is one K-by-K product.
+Every v is a mean of the clients, sum_k l_k w_k, so ||v - w_k||^2 = G_kk - 2 (G l)_k + l'G l with G the inner products of
+the updates, and an iteration is one K-by-K product. No term is larger than the square of a distance from the center of
+the Gram to w_k or to v, so a client far away, whose l_k is small, takes no digits from the distances of the others.
+
+The medoid is the client with the least sum of distances. From there attackers who are far away, but fewer than half,
+are far away in the first iteration already. From the mean, which they can place anywhere, every iteration would make up
+for a factor of (1 - q) / q only, q being their share.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +25,14 @@ import numpy as np
 from fastagg.gram import Gram
 from fastagg.methods.common import (
     Aggregator,
+    Cohort,
+    check_flag,
     check_integer,
     check_number,
+    describe,
     function_of,
 )
+from fastagg.result import Result
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,10 +42,13 @@ class GeometricMedian(Aggregator):
     iterations   of Weiszfeld's algorithm, at most
     tolerance    it stops once no weight changes by more than this fraction of itself
     nu           a distance shorter than this counts as this; default: a millionth of the shortest between two clients
+    weighted     by the data shares, as in the paper. False: every client counts alike, whatever size it claims; choose
+                 that where clients may be hostile
     params, layers, out   as in fastagg.gram and fastagg.mix
 
-    .weights are positive (0 for a client without data) and sum to 1. It converges slowly, but to no harm, where the
-    median comes to lie on a client, as it does on one with near half of the data.
+    .weights are positive (0 for a client without data, if weighted) and sum to 1. It converges slowly, but to no harm,
+    where the median comes to lie on a client, as it does on one with near half of the data. Whatever is not a parameter
+    (buffers, integers) is the coordinate-wise median over all clients.
     """
 
     name = "geometric_median"
@@ -44,6 +57,7 @@ class GeometricMedian(Aggregator):
     iterations: int = 100
     tolerance: float = 1e-6
     nu: float | None = None
+    weighted: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,22 +65,33 @@ class GeometricMedian(Aggregator):
         check_number("geometric_median", "tolerance", self.tolerance, 0, 1)
         if self.nu is not None:
             check_number("geometric_median", "nu", self.nu, 1e-100, float("inf"))
+        check_flag("geometric_median", "weighted", self.weighted)
+
+    def round(self, cohort: Cohort, out) -> Result:
+        weights = self.weigh(cohort.distance_gram(), cohort.n)
+        [result] = cohort.mix(weights[None], out=out)
+        cohort.take_medians(result)
+        return describe(result, cohort, weights, cohort.gram())
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        return weiszfeld(gram.squared_distances().cpu().numpy(), n, self.iterations, self.tolerance, self.nu)
+        masses = n if self.weighted else np.full(gram.K, 1 / gram.K)
+        D, G = gram.squared_distances().cpu().numpy(), gram.updates().cpu().numpy()
+        apart = D[D > 0]
+        if not apart.size:
+            return masses  # all are the same point
+        # the default is not of a mean distance: one client at 1e6 would have a say in that
+        nu = 1e-6 * math.sqrt(apart.min()) if self.nu is None else self.nu
+        return weiszfeld(G, masses, start(D, masses), self.iterations, self.tolerance, nu)
 
 
-def weiszfeld(D: np.ndarray, n: np.ndarray, iterations: int, tolerance: float, nu: float | None) -> np.ndarray:
-    """Weights of the geometric median of points with squared distances D [K, K] and masses n [K]"""
-    apart = D[D > 0]
-    if not apart.size:
-        return n  # all are the same point
-    if nu is None:
-        nu = 1e-6 * np.sqrt(apart.min())  # not of a mean distance: one client at 1e6 would have a say in that
-    l = n  # noqa: E741
+def weiszfeld(
+    G: np.ndarray, n: np.ndarray, l: np.ndarray, iterations: int, tolerance: float, nu: float  # noqa: E741
+) -> np.ndarray:  # fmt: skip
+    """Weights of the geometric median of points with inner products G [K, K] and masses n [K], from weights l [K]"""
+    squares = np.diag(G)
     for _ in range(iterations):
-        Dl = D @ l
-        distance = np.sqrt(np.maximum(Dl - 0.5 * (l @ Dl), 0))
+        Gl = G @ l
+        distance = np.sqrt(np.maximum(squares - 2 * Gl + l @ Gl, 0))
         new = n / np.maximum(distance, nu)
         new /= new.sum()
         done = (np.abs(new - l) <= tolerance * l).all()  # of itself: a weight of 1e-8 matters at a distance of 1e8
@@ -74,6 +99,24 @@ def weiszfeld(D: np.ndarray, n: np.ndarray, iterations: int, tolerance: float, n
         if done:
             break
     return l
+
+
+def start(D: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """Weights of a point near the medoid, [K], from squared distances D [K, K] of which not all are 0: one iteration
+    from the medoid, in which it counts no more than its nearest neighbour. At the medoid itself Weiszfeld's algorithm
+    would stay. Of several medoids the mean is taken: which of them comes first must not matter."""
+    distance = np.sqrt(D)
+    reach = np.median(distance, axis=1).min() * 1e6
+    # beyond it digits are lost that decide between the others
+    near = np.minimum(distance, reach) if reach > 0 else distance
+    sums = np.array([math.fsum(row) for row in (near * n).tolist()])  # exact: the same on every machine
+    sums[n == 0] = np.inf
+    starts = []
+    for m in np.flatnonzero(sums <= sums.min() * (1 + 1e-12)):
+        others = distance[m][distance[m] > 0]
+        weights = n / np.maximum(distance[m], others.min() if others.size else 1.0)
+        starts.append(weights / weights.sum())
+    return np.mean(starts, axis=0)
 
 
 geometric_median = function_of(GeometricMedian)

@@ -4,7 +4,8 @@
     Krum takes the client of the smallest score; Multi-Krum the plain mean of the m of smallest scores.
 
 All distances are read off the Gram. Data shares play no part: a client's word about its size cannot be trusted either.
-Clients that are not taken are not read again, so nothing of theirs (an infinite buffer, a counter of batches) gets in.
+Parameters of clients that are not taken are not read again. Whatever is not a parameter plays no part in the scores, so
+it is not taken from the clients chosen either: it becomes the coordinate-wise median over all of them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Krum(Aggregator):
     params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are 1 for that client (the first of several with the same score) and 0 for the others; sizes are not used.
+    Whatever is not a parameter (buffers, integers) is the coordinate-wise median over all clients.
     """
 
     name = "krum"
@@ -45,11 +47,11 @@ class Krum(Aggregator):
         check_integer(self.name, "f", self.f, 0)
 
     def round(self, cohort: Cohort, out) -> Result:
-        gram = cohort.gram()
-        weights = self.weigh(gram, cohort.n)
+        weights = self.weigh(cohort.distance_gram(), cohort.n)
         taken = np.flatnonzero(weights)
         [result] = cohort.part(taken).mix(weights[None, taken], out=out)
-        return describe(result, cohort, weights, gram)
+        cohort.take_medians(result)
+        return describe(result, cohort, weights, cohort.gram())
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
         return _first(self._scores(gram), 1)
@@ -70,7 +72,8 @@ class MultiKrum(Krum):
     m           how many clients are averaged, at most K - f, which is the default
     params, layers, out   as in fastagg.gram and fastagg.mix
 
-    .weights are 1 / m for those clients and 0 for the others; sizes are not used.
+    .weights are 1 / m for those clients and 0 for the others; sizes are not used. Whatever is not a parameter (buffers,
+    integers) is the coordinate-wise median over all clients.
     """
 
     name = "multi_krum"

@@ -15,10 +15,13 @@ import numpy as np
 from fastagg.gram import Gram
 from fastagg.methods.common import (
     Aggregator,
+    Cohort,
     check_flag,
     check_number,
+    describe,
     function_of,
 )
+from fastagg.result import Result
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,6 +44,11 @@ class SimAgg(Aggregator):
         super().__post_init__()
         check_number("simagg", "eps", self.eps, 0, float("inf"), strict=True)
         check_flag("simagg", "layerwise", self.layerwise)
+
+    def round(self, cohort: Cohort, out) -> Result:
+        weights = self.weigh(cohort.distance_gram(self.layerwise), cohort.n)
+        [result] = cohort.mix(weights[..., None, :], layerwise=self.layerwise, out=out)
+        return describe(result, cohort, weights, cohort.gram(self.layerwise))
 
     def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
         nearness = 1 / (distances_to_mean(gram) + self.eps)  # the sum over j is the same for all: it cancels in u

@@ -157,6 +157,9 @@ class Sharded(Memory):
         )
         return self._summed(table, layerwise, part.matrix if by_layer else part.matrix[None]), results
 
+    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
+        self._checked(table, lambda: super(Sharded, self).combine(table, rule, results))
+
     def _fits(self, table: Table) -> bool:
         return len(table.layout.layers) * (table.K + 1) ** 2 * 8 <= MOST_BYTES
 
