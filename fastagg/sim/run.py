@@ -144,7 +144,6 @@ class Simulation:
 
     def aggregate(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """The method's result, and the model that updates are measured from"""
-        states = [u.state for u in updates]
         if self.server.gives == "clusters":
             return self.aggregate_clusters(present, updates)
         starts = [self.models[self.model_of[k]] for k in present]
@@ -160,7 +159,8 @@ class Simulation:
             self.models = [dict(result)]
         if self.options.algorithm == "feddyn":
             self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
-            self.models = [self.corrected(before, states)]
+            kept = [u.state for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+            self.models = [self.corrected(dict(result), before, kept)]
         return result, before
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -178,7 +178,8 @@ class Simulation:
         return (result if len(self.models) == 1 else None), before
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
-        sizes = self.sizes(ids)
+        plain = self.options.algorithm == "feddyn" and self.options.method == "fedavg"  # FedDyn's mean has no weights
+        sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
         return self.server.aggregate(before, [u.state for u in updates], sizes, client_ids=ids, **info)
@@ -201,15 +202,15 @@ class Simulation:
         return info
 
     def corrected(
-        self, before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
+        self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        """FedDyn's server: h -= mu / K sum_k (w_k - w), and the new model is the clients' plain mean - h / mu"""
+        """FedDyn's server: h -= mu / K sum_k (w_k - w), whatever the method, and the new model is its result - h / mu"""
         mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
-        mean = dict(fastagg.fedavg(None, states))
+        mean = fastagg.fedavg(None, states)
         h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
         share = len(states) / self.options.clients
         self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
-        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in mean.items()}
+        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
 
     def observed(
         self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
