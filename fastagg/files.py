@@ -1,16 +1,24 @@
-"""Files that a crash leaves whole: written beside their place and renamed. Nothing is pickled.
+"""Every file we write, and the state files of aggregators. Nothing is pickled.
+
+A new file is written under a random name beside its target, synced and renamed, so a crash leaves the former file as it
+was. No existing file is opened for writing and no link is followed, so nothing that was put there can be damaged. A
+process that is killed leaves its temporary file; the next write of the same target removes it.
 
 Tensors are stored as safetensors: eight bytes with the length of a JSON header, the header, the tensors' bytes. The
-library reads them; the few lines that write them are here, for its own writer names its temporary files at random, and
-a process that is killed leaves them behind. Ours is always `<name>.part`: the next attempt writes over it.
+safetensors library reads them. We write them ourselves because its writer does not let us choose where it writes.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import re
+import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,15 +36,179 @@ DTYPES = {
 }  # fmt: skip
 
 
+class Lock:
+    """Held by one process at a time, from its creation to release() or the end of the `with` block.
+
+    InputError where another process holds it. The kernel releases it when its owner is killed: the file that is left
+    behind protects nothing, and the next owner removes it.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        while True:
+            self.fd = self._open(what)
+            if _is_at(self.fd, path):
+                return
+            os.close(self.fd)  # its owner removed it between our two calls: it protects nothing any more
+
+    def _open(self, what: str) -> int:
+        fd = -1
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise InputError(f"{self.path} is not a regular file: it cannot be the lock of {what}")
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, BlockingIOError):
+                raise InputError(f"{self.path}: another process is writing {what}") from error
+            if isinstance(error, OSError):
+                raise InputError(f"{self.path}: cannot lock {what}: {error.strerror or error}") from error
+            raise
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            if os.fstat(self.fd).st_size == 0 and _is_at(self.fd, self.path):  # else it is not a file of ours
+                self.path.unlink(missing_ok=True)
+            os.close(self.fd)
+        self.fd = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+class Temporary:
+    """A new file beside its target: write to .fd, then complete() and place(), or discard().
+
+    It is locked as long as the descriptor or a mapping of the file is open. One that can be locked belongs to a process
+    that is gone. Until complete() it can be read by its owner alone, where the target has restricted permissions.
+    """
+
+    def __init__(self, target: Path, mode: int | None = None) -> None:
+        """mode: permissions of the file; default: those of the present target, or what the umask allows"""
+        self.target, self.mode = target, mode_of(target) if mode is None else mode
+        remove_stale(target)
+        while True:
+            self.path = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.part")
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            self.fd = os.open(self.path, flags, 0o666 if self.mode is None else 0o600)
+            self.ours = True
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(self.fd, self.path):
+                    return
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # a file system without locks: there nobody can tell that a file is stale, either
+            self.discard()  # somebody who cleaned up locked it before us
+
+    def complete(self) -> None:
+        """Waits until all is on the disk, and closes the descriptor"""
+        if self.fd < 0:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+        if self.mode is not None:
+            os.fchmod(self.fd, self.mode)
+        os.fsync(self.fd)
+        self.close()
+
+    def place(self, target: Path | None = None) -> None:
+        """Takes its place, or another one in the same folder. sync_folder() makes that permanent."""
+        self.path.replace(target or self.target)
+        self.ours = False
+
+    def discard(self) -> None:
+        self.close()
+        if self.ours:
+            self.path.unlink(missing_ok=True)
+        self.ours = False
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+def remove_stale(target: Path) -> None:
+    """Removes temporary files of this target whose process was killed"""
+    ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{16}\.part")
+    with suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    _remove_if_unlocked(Path(entry.path))
+
+
+def _remove_if_unlocked(path: Path) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISREG(os.fstat(fd).st_mode) and _is_at(fd, path):
+            path.unlink()
+    finally:
+        os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is still the one of this name"""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def mode_of(path: Path) -> int | None:
+    """Permissions of the file that is to be replaced, None where there is none; an error where it is not a file"""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is not a regular file: it cannot be replaced by one")
+    return stat.S_IMODE(mode) & 0o777
+
+
+def sync_folder(folder: Path) -> None:
+    """Renames before this are on the disk before those after it"""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
+            raise
+    finally:
+        os.close(fd)
+
+
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file gets this one"""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """A file to write into, which takes its place when all is written and on the disk"""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with naming(path):
+        new = Temporary(path, mode)
+        try:
+            with open(new.fd, "wb", closefd=False) as file:
+                yield file
+            new.complete()
+            new.place()
+        finally:
+            new.discard()
+        sync_folder(path.parent)
 
 
 def write(path: Path, content: bytes | str) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import os
+import signal
+import stat
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -124,3 +129,139 @@ def test_lazy_conjugates_and_negatives_keep_their_values(tmp_path):
     back = files.load(tmp_path / "x")
     assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
     assert back["neg"].tolist() == [-2.0, 4.0]
+
+
+# ---- how files are written ----
+
+
+def test_nothing_is_written_through_links(tmp_path):
+    mine, path = tmp_path / "mine", tmp_path / "x"
+    mine.write_text("mine")
+    os.symlink(mine, tmp_path / "x.part")
+    os.symlink(mine, path)
+    files.write(path, "new")
+    assert path.read_text() == "new"
+    assert not path.is_symlink()
+    assert mine.read_text() == "mine"
+    path.unlink()
+    os.link(mine, path)
+    files.write(path, "new")
+    assert mine.read_text() == "mine"
+
+
+def test_the_mode_of_a_file_is_kept(tmp_path):
+    path = tmp_path / "x"
+    before = os.umask(0o027)
+    try:
+        files.write(path, "new")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        for mode in (0o600, 0o444, 0o666):
+            path.chmod(mode)
+            files.write(path, "newer")
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(before)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from fastagg import files
+with files.whole(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    path = tmp_path / "x"
+    assert subprocess.run([sys.executable, "-c", KILLED, path], check=False).returncode == -signal.SIGKILL
+    [stale] = os.listdir(tmp_path)
+    assert stale.startswith(".x.")
+    (tmp_path / "mine").write_text("mine")
+    others = [".x.part", ".x.1-0123456789abcdef.part.txt", ".xy.1-0123456789abcdef.part", "x.part"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    os.symlink(tmp_path / "mine", tmp_path / ".x.1-0123456789abcdef.part")
+    os.mkfifo(tmp_path / ".x.2-0123456789abcdef.part")
+    with files.whole(path) as file:  # the file of a living process stays
+        file.write(b"first")
+        files.write(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    links = [".x.1-0123456789abcdef.part", ".x.2-0123456789abcdef.part"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, *links, "mine", "x"])
+
+
+def test_a_new_file_that_is_taken_for_a_stale_one_gets_another_name(tmp_path, monkeypatch):
+    """Another process cleans up between our creation of a file and our lock on it"""
+    really, seen = fcntl.flock, []
+
+    def flock(fd, how):
+        if not seen:
+            seen.append(os.listdir(tmp_path))
+            files.remove_stale(tmp_path / "x")
+        return really(fd, how)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    files.write(tmp_path / "x", "new")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "device"])
+def test_only_files_are_replaced(kind, tmp_path):
+    path = tmp_path / "x"
+    {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/null")}[kind]()
+    with pytest.raises(fastagg.InputError, match="x is not a regular file"):
+        files.write(path, "new")
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_an_error_names_the_file(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.json"):
+        files.write_json(tmp_path / "x.json", {})
+    assert os.listdir(tmp_path) == []
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from fastagg import files
+lock = files.Lock(Path(sys.argv[1]), "a run")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_process_holds_a_lock(tmp_path):
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(fastagg.InputError, match="lock: another process is writing this run"):
+                files.Lock(path, "this run")
+        finally:
+            holder.kill()
+    assert path.exists()
+    with files.Lock(path, "this run"), pytest.raises(fastagg.InputError, match="another process"):
+        files.Lock(path, "this run")
+    assert not path.exists()
+
+
+def test_a_lock_follows_no_link_and_removes_no_file_of_others(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    os.symlink(tmp_path / "mine", tmp_path / "link")
+    os.symlink(tmp_path / "none", tmp_path / "dangling")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "dangling", "fifo", "none/lock"):
+        with pytest.raises(fastagg.InputError, match=f"{name}.* cannot "):
+            files.Lock(tmp_path / name, "this run")
+    with files.Lock(tmp_path / "mine", "this run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "fifo", "link", "mine"]

@@ -15,7 +15,7 @@ import torch
 
 from fastagg import files
 from fastagg.disk.mapped import INDEX, MappedModel, read_index
-from fastagg.disk.written import Lock, ModelWriter
+from fastagg.disk.written import ModelWriter
 from fastagg.result import Result
 from fastagg.table import InputError, Table
 
@@ -78,7 +78,7 @@ class Writing:
     def __init__(self, target: Target, shard_size: int, metadata: Callable[..., dict[str, str]]) -> None:
         self.target, self.shard_size, self.metadata = target, shard_size, metadata
         self.writers: list[ModelWriter] = []
-        self.lock: Lock | None = None
+        self.lock: files.Lock | None = None
 
     def __call__(self, table: Table, models: int, rows: int) -> list[dict[str, torch.Tensor]]:
         self._discard_writers()  # of a try in which a client was not finite
@@ -86,7 +86,7 @@ class Writing:
         target.folder.mkdir(parents=True, exist_ok=True)
         if self.lock is None:
             name = f"{target.stems[0]}.safetensors" if target.gives == "global" else "fastagg"
-            self.lock = Lock(target.folder / f"{name}.lock")
+            self.lock = files.Lock(target.folder / f"{name}.lock", "this output")
         longest = np.full((len(layers), len(ids)) if rows >= len(layers) else (len(ids),), -1.7976931348623157e308)
         room = len(json.dumps(self.metadata(longest, layers, ids)))
         stems = target.stems if target.gives == "global" else [f"fastagg-{m}" for m in range(models)]

@@ -8,7 +8,6 @@ is. The former model's shards are removed after that.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -42,30 +41,6 @@ def shards_of(parts: Sequence[Part], most: int) -> list[list[Part]]:
 
 def _bytes(part: Part) -> int:
     return part[2].numel() * part[1].itemsize
-
-
-class Lock:
-    """Nobody else writes the same output meanwhile. The file goes when its owner is done; one that was killed leaves it
-    behind, unlocked."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        while True:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.exists() and os.path.samestat(os.fstat(self.fd), os.stat(path)):
-                    return
-            except OSError as error:
-                os.close(self.fd)
-                raise InputError(f"{path}: another process is writing this output") from error
-            os.close(self.fd)  # its owner removed it between our two calls: that one protects nothing any more
-
-    def release(self) -> None:
-        if self.fd >= 0:
-            self.path.unlink(missing_ok=True)
-            os.close(self.fd)
-        self.fd = -1
 
 
 class PartFile:
@@ -152,11 +127,11 @@ class ModelWriter:
                 shard.move(self.folder / name)
             listed = {part[0]: name for shard, name in zip(self.shards, new, strict=True) for part in shard.parts}
             about = {**metadata, "total_size": self.bytes}
-            _sync(self.folder)
+            files.sync_folder(self.folder)
             files.write_json(index, {"metadata": about, "weight_map": dict(sorted(listed.items()))})
             single.unlink(missing_ok=True)
             place = index
-        _sync(self.folder)
+        files.sync_folder(self.folder)
         for name in _shards_beside(self.folder, stem):  # not all that the former index names: it may be anybody's
             if name not in new:
                 (self.folder / name).unlink(missing_ok=True)
@@ -178,12 +153,3 @@ def _shards_beside(folder: Path, stem: str) -> set[str]:
     """What a run that was killed may have left"""
     ours = re.compile(re.escape(stem) + r"(-b)?-\d{5}-of-\d{5}\.safetensors(\.part)?")
     return {name for name in os.listdir(folder) if ours.fullmatch(name)}
-
-
-def _sync(folder: Path) -> None:
-    """Renames before this are on the disk before those after it"""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
