@@ -45,7 +45,9 @@ class Config:
         default_factory=dict, metadata={"help": "option of the method, key=value; may be given several times"}
     )
     data: str = option("digits", "data set: " + ", ".join(DATASETS))
-    data_dir: str | None = option(None, "folder with the data set's files, the only one looked into; default: FASTAGG_DATA")
+    data_dir: str | None = option(
+        None, "folder with the data set's files, the only one looked into; default: FASTAGG_DATA"
+    )
     pixels: str = option("standard", "standard (mean 0, deviation 1), or unit (0 to 1), as in FedLAW's Fashion-MNIST")
     samples: int | None = option(None, "use only so many training samples")
     partition: str = option("dirichlet", "who has what: " + ", ".join(KINDS))
