@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import multiprocessing
 import os
+import queue
 import signal
 import sys
 import threading
@@ -86,41 +87,50 @@ def make_runs(todo: Todo, progress: bool, jobs: int | None, peers: Peers | None 
 
 def in_processes(todo: Todo, jobs: int, bar: Progress) -> None:
     """Raises what a run raises, or KeyboardInterrupt; then, too, no process is left."""
-    waiting, working = deque(todo), {}  # connections with their processes and folders
+    waiting = deque(todo)
+    working: dict[Connection, Any] = {}  # processes by the connections to them
+    at: dict[Connection, Path] = {}  # the run that each of them makes
     try:
-        while waiting or working:
-            while waiting and len(working) < jobs:
-                start(*waiting.popleft(), working)
-            for ours in wait(list(working), timeout=1):
-                child, folder = working[ours]
-                kind, value = received(ours, child, folder)
+        for _ in range(jobs):
+            start(working)
+        for ours in working:
+            at[ours] = give(ours, waiting)
+        while at:
+            for ours in wait(list(at), timeout=1):
+                kind, value = received(ours, working[ours], at[ours])
                 if kind == "error":
                     raise value
                 if kind == "round":
-                    bar.show(folder, value)
-                else:
-                    bar.end(folder)
-                    child.join()
-                    del working[ours]
-                    ours.close()
+                    bar.show(at[ours], value)
+                    continue
+                bar.end(at.pop(ours))
+                if waiting:
+                    at[ours] = give(ours, waiting)
     finally:
-        stop({ours: child for ours, (child, _) in working.items()})
+        stop(working)
 
 
-def start(options: Config, folder: Path, working: dict[Connection, tuple[Any, Path]]) -> None:
-    """Begins a run in a process. It does not see the signals that end programs, which a terminal sends to all of them:
-    this process tells it to stop."""
+def start(working: dict[Connection, Any]) -> None:
+    """A process for runs. It does not see the signals that end programs, which a terminal sends to all of them: this
+    process tells it to stop."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=in_child, args=(theirs, options, folder), daemon=True)
+    child = context.Process(target=in_child, args=(theirs,), daemon=True)
     resource_tracker.ensure_running()  # here, since it would unblock the signals below
     former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the child inherits this, so it holds from its start
     try:
         child.start()
-        working[ours] = child, folder
+        working[ours] = child
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
     theirs.close()
+
+
+def give(ours: Connection, waiting: deque[tuple[Config, Path]]) -> Path:
+    job = waiting.popleft()
+    with suppress(BrokenPipeError):  # received() finds out
+        ours.send(job)
+    return job[1]
 
 
 def received(ours: Connection, child: Any, folder: Path) -> tuple[str, Any]:
@@ -138,7 +148,7 @@ def stop(working: dict[Connection, Any]) -> None:
     try:
         for ours in working:
             with suppress(OSError):
-                ours.send("stop")
+                ours.send(None)
         end = time.monotonic() + GRACE
         for child in working.values():
             child.join(max(0, end - time.monotonic()))
@@ -149,25 +159,28 @@ def stop(working: dict[Connection, Any]) -> None:
             ours.close()
 
 
-def in_child(theirs: Connection, options: Config, folder: Path) -> None:
-    threading.Thread(target=obey, args=(theirs,), daemon=True).start()
+def in_child(theirs: Connection) -> None:
+    """Makes the runs that come, until the parent says stop or is gone"""
+    given: queue.SimpleQueue[tuple[Config, Path] | None] = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(theirs, given), daemon=True).start()
     shown = ("round", "accuracy", "personal_accuracy")
-    with suppress(KeyboardInterrupt, BrokenPipeError):  # the parent has said stop, or is gone
+    with suppress(KeyboardInterrupt, BrokenPipeError):
         try:
-            run.simulate(
-                options, folder, resume=True,
-                on_round=lambda record: theirs.send(("round", {k: record[k] for k in shown})),
-            )  # fmt: skip
-            theirs.send(("end", None))
+            while (job := given.get()) is not None:
+                run.simulate(
+                    *job, resume=True, on_round=lambda record: theirs.send(("round", {k: record[k] for k in shown}))
+                )
+                theirs.send(("end", None))
         except (ValueError, TypeError, OSError, ImportError) as error:
             theirs.send(("error", error))
 
 
-def obey(theirs: Connection) -> None:
-    """Stops the run when the parent says so, or is gone"""
+def listen(theirs: Connection, given: queue.SimpleQueue) -> None:
     with suppress(EOFError, OSError):
-        theirs.recv()
-    _thread.interrupt_main()
+        while (job := theirs.recv()) is not None:
+            given.put(job)
+    given.put(None)
+    _thread.interrupt_main()  # in the middle of a run
     time.sleep(GRACE)
     os._exit(1)
 

@@ -187,13 +187,13 @@ def _average(curve: list[float]) -> float | None:
 
 
 def averaged(groups: dict[str, list[Run]]) -> str:
-    """Which rounds a run's accuracy is the mean of, in words"""
+    """Which rounds a run's accuracy is of, in words"""
     by = measure(groups)
     counts = {len(_curve(run.metrics, by)[-AVERAGED:]) for runs in groups.values() for run in runs} - {0}
     if counts <= {1}:
         return "the last round"
     few, many = min(counts), max(counts)
-    return f"the last {many} rounds" if few == many else f"the last {few} to {many} rounds"
+    return f"mean of the last {many} rounds" if few == many else f"mean of the last {few} to {many} rounds"
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -306,9 +306,7 @@ def cells_of(groups: dict[str, list[Run]]) -> tuple[list[str], list[tuple[dict[s
         lines.append((row, cells))
     several = any(row["runs"] > 1 for row in rows)
     rounds = averaged(groups)
-    notes = [f"{'Of' if rounds == 'the last round' else 'Mean of'} {rounds}" + (
-        "; ± is the standard deviation over seeds." if several else "."
-    )]  # fmt: skip
+    notes = [rounds[0].upper() + rounds[1:] + ("; ± is the standard deviation over seeds." if several else ".")]
     if personal:
         notes.append("Personal accuracy is each client's model on that client's own test share, averaged over clients.")
     if len(rows) > 1:

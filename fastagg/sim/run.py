@@ -445,9 +445,10 @@ def append(metrics: Path, record: dict[str, Any]) -> None:
 def keep_rounds(metrics: Path, last: int) -> None:
     """Drops what was recorded after the checkpoint, up to which every round must be there"""
     records = [record for record in read_metrics(metrics) if record["round"] <= last]
-    if missing := set(range(last + 1)) - {record["round"] for record in records}:
+    first = next((r for r, record in enumerate(records) if record["round"] != r), len(records))
+    if first <= last:
         raise ValueError(
-            f"{metrics} lacks round {min(missing)}, though the checkpoint is of round {last}; "
+            f"{metrics} lacks round {first}, though the checkpoint is of round {last}; "
             f"delete {metrics.parent}, or name another folder"
         )
     files.write(metrics, "".join(json.dumps(record) + "\n" for record in records))
