@@ -162,25 +162,29 @@ def stop(working: dict[Connection, Any]) -> None:
 def in_child(theirs: Connection) -> None:
     """Makes the runs that come, until the parent says stop or is gone"""
     given: queue.SimpleQueue[tuple[Config, Path] | None] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(theirs, given), daemon=True).start()
+    busy = threading.Lock()  # held while a run is made
+    threading.Thread(target=listen, args=(theirs, given, busy), daemon=True).start()
     shown = ("round", "accuracy", "personal_accuracy")
     with suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             while (job := given.get()) is not None:
-                run.simulate(
-                    *job, resume=True, on_round=lambda record: theirs.send(("round", {k: record[k] for k in shown}))
-                )
+                with busy:
+                    run.simulate(
+                        *job, resume=True, on_round=lambda record: theirs.send(("round", {k: record[k] for k in shown}))
+                    )
                 theirs.send(("end", None))
         except (ValueError, TypeError, OSError, ImportError) as error:
             theirs.send(("error", error))
 
 
-def listen(theirs: Connection, given: queue.SimpleQueue) -> None:
+def listen(theirs: Connection, given: queue.SimpleQueue, busy: threading.Lock) -> None:
     with suppress(EOFError, OSError):
         while (job := theirs.recv()) is not None:
             given.put(job)
+    if busy.acquire(blocking=False):  # no run is being made, and none begins any more
+        os._exit(0)
+    _thread.interrupt_main()
     given.put(None)
-    _thread.interrupt_main()  # in the middle of a run
     time.sleep(GRACE)
     os._exit(1)
 
