@@ -38,6 +38,8 @@ def test_method(cohort, contest, name):
             job.agree(job.fastagg(g, clients), other(g, clients))
     out = {} if isinstance(result, list) and result.clusters else {"out": result}
     jobs = {other: lambda f=f: f(g, clients) for other, f in others.items()}
+    if out:
+        jobs["fastagg, fresh output"] = lambda: server.aggregate(g, clients, **info)
     contest(cohort, name, lambda: server.aggregate(g, clients, **info, **out), jobs)
 
 

@@ -38,9 +38,9 @@ class Kill:
 
 
 def command(method: str, out: Path, rounds: int) -> list[str]:
-    """--resume continues what is there, be it nothing"""
+    """Continues the run if there is one"""
     start = [sys.executable, "-m", "fastagg", "sim", "--method", method, "--rounds", str(rounds), *OPTIONS]
-    return [*start, "--out", str(out), "--resume"]
+    return [*start, "--out", str(out), *(["--resume"] if run_folder(out, method).exists() else [])]
 
 
 def run_folder(out: Path, method: str) -> Path:
@@ -103,7 +103,9 @@ def where(folder: Path, rounds: int) -> str:
 
 def differences(a: Path, b: Path) -> list[str]:
     """What is not the same in two folders, which hold a run and its report; times may differ"""
-    names = [{path.relative_to(x).as_posix() for path in x.rglob("*") if path.is_file()} for x in (a, b)]
+    # a process that is killed leaves its lock, which the next one removes, but for a run that was finished
+    files = [[path for path in x.rglob("*") if path.is_file() and path.name != "run.lock"] for x in (a, b)]
+    names = [{path.relative_to(x).as_posix() for path in some} for x, some in zip((a, b), files, strict=True)]
     found = [f"{name}: only in {(a if name in names[0] else b).name}" for name in sorted(names[0] ^ names[1])]
     for name in sorted(names[0] & names[1]):
         left, right = a / name, b / name

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-END = "<!-- end -->"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 
 
-def publish(path: Path, name: str, text: str) -> None:
-    """Replaces what stands between `<!-- name -->` and the next `<!-- end -->`"""
-    page, begin = path.read_text(encoding="utf-8"), f"<!-- {name} -->\n"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"{path} has no lines {begin.strip()} and {END} to write between")
-    path.write_text(pattern.sub(lambda _: f"{begin}\n{text}\n{END}", page, count=1), encoding="utf-8")
+def publish(page: Path, name: str, text: str) -> None:
+    """Replaces what stands between `<!-- name -->` and `<!-- end of name -->`"""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    content = page.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if not pattern.search(content):
+        raise ValueError(f"{page} has no lines {begin.strip()} and {end} to write between")
+    page.write_text(pattern.sub(lambda _: f"{begin}\n{text.strip()}\n\n{end}", content, count=1), encoding="utf-8")

@@ -1,14 +1,13 @@
 """Tables and plots of what `make bench` measured.
 
 python -m benchmarks.report                 # benchmarks/results/bench.json -> tables on the screen, plots beside it
-python -m benchmarks.report --publish       # also into docs/performance.md and docs/performance/
+python -m benchmarks.report --publish       # also into docs/performance.md, docs/performance/ and README.md
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import plots
+from benchmarks import measure, plots
 from benchmarks.plots import SHOWN
+from benchmarks.publish import DOCS, ROOT, publish
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DOCS = ROOT / "docs"
+README = ROOT / "README.md"
 PAPER_SECONDS = {
     "fedavg": 0.10, "ldawa": 2.52, "fedlaw": 10.11, "fedawa": 0.82, "fedawa_released": 0.82, "fedawa_layerwise": 15.21,
 }  # fmt: skip
@@ -29,6 +28,7 @@ NAMES = {
     "fedavg": "FedAvg", "ldawa": "L-DAWA", "fedlaw": "FedLAW", "fedawa": "FedAWA (paper)",
     "fedawa_released": "FedAWA (released)", "fedawa_layerwise": "FedAWA-L (paper)",
 }  # fmt: skip
+FRESH = "fastagg, fresh output"
 
 
 class Record(dict):
@@ -55,8 +55,17 @@ class Record(dict):
         return [name for name in self["ms"] if name not in ("R", "F", self["job"])]
 
     @property
+    def ours(self) -> float:
+        """With a new model as result, as PyTorch's code has; the job itself is with out= where it can be"""
+        return self.median(FRESH if FRESH in self["ms"] else None)
+
+    @property
+    def usual_name(self) -> str | None:
+        return next((name for name in ("usual PyTorch", "usual loop") if name in self["ms"]), None)
+
+    @property
     def usual(self) -> float | None:
-        return next((self.median(c) for c in ("usual PyTorch", "usual loop") if c in self["ms"]), None)
+        return None if self.usual_name is None else self.median(self.usual_name)
 
     @property
     def best(self) -> float | None:
@@ -97,7 +106,7 @@ def aims(records: list[Record]) -> tuple:
     bf16 = ("resnet18", 20, "bfloat16")
     fp32_mix, fp32_gram = find(records, "fedavg"), find(records, "gram")
     row("fedavg, out=", fp32_mix, lambda r: 1.15 * r.median("R"), "1.15 R")
-    row("fedavg, fresh output", fp32_mix, lambda r: 1.75 * r.median("R"), "1.75 R", "fastagg, fresh output")
+    row("fedavg, fresh output", fp32_mix, lambda r: 1.75 * r.median("R"), "1.75 R", FRESH)
     row("gram", fp32_gram, lambda r: 1.6 * r.roof, "1.6 roofs")
     row("gram_mix", find(records, "gram_mix"), lambda r: 1.8 * r.roof, "1.8 roofs")
     row("fedawa released", find(records, "fedawa_released"), lambda r: 1.9 * r.roof, "1.9 roofs")
@@ -144,11 +153,40 @@ def methods(records: list[Record]) -> tuple:
     chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip]
     rows = []
     for r in sorted(chosen, key=Record.median):
-        faster = [f"{x / r.median():.1f} x" if x else "" for x in (r.usual, r.best)]
-        rows.append([r["job"], f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / r.median('R'):.2f}", *faster])
-    note = "Methods with one set of weights known beforehand read the clients once, the others twice."
-    headings = ["method", "fastagg", "in R", "than usual PyTorch", "than the best PyTorch"]
+        faster = [f"{measure.faster(x, r.ours)} x" if x else "" for x in (r.usual, r.best)]
+        fresh = _ms(r.ours) if FRESH in r["ms"] else ""
+        ours = [f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / r.median('R'):.2f}", fresh]
+        rows.append([r["job"], *ours, *faster])
+    note = (
+        "Methods with one set of weights known beforehand read the clients once, the others twice. Faster is PyTorch "
+        "over fastagg with a new model as result, as PyTorch has."
+    )
+    headings = ["method", "fastagg, out=", "in R", "new model", "faster than usual PyTorch", "than the best PyTorch"]
     return "Every method, 20 x ResNet-18", headings, rows, note
+
+
+def front(records: list[Record]) -> tuple:
+    """The table of the README, of the same rounds as the plot beneath it"""
+    rows, R, size = [], None, 0
+    for name, shown in (
+        ("fedavg", "FedAvg"),
+        ("fedawa", "FedAWA (the default: paper)"),
+        ("fedawa_layerwise", "FedAWA-L (weights per layer)"),
+        ("fedawa_released", "FedAWA (released)"),
+    ):
+        r = find(records, name)
+        if r is None or r.usual is None:
+            continue
+        R, size = r.median("R"), r["bytes"]
+        extra = [r.get("extra_bytes", {}).get(who) for who in (FRESH, r.usual_name)]
+        memory = " / ".join("?" if b is None else f"{b / 1e6:.0f} MB" for b in extra)
+        rows.append([
+            shown, _ms(r.ours), f"{r.ours / R:.1f}", _ms(r.usual), f"{r.usual / R:.0f}",
+            f"{measure.faster(r.usual, r.ours)} x", memory,
+        ])  # fmt: skip
+    title = f"20 x ResNet-18, float32 ({size / 1e9:.2f} GB)"
+    headings = [title, "fastagg", "reads of memory", "PyTorch", "reads of memory", "faster", "extra memory"]
+    return title, headings, rows, ""
 
 
 def table2(records: list[Record]) -> tuple:
@@ -162,7 +200,7 @@ def table2(records: list[Record]) -> tuple:
         ours, usual = r.median() * scale, r.median("usual PyTorch") * scale
         rows.append([
             NAMES[name], f"{PAPER_SECONDS[name]:.2f} s", f"{PAPER_SECONDS[name] / 0.10:.0f}", _ms(usual),
-            f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}", f"{usual / ours:.1f} x",
+            f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}", f"{measure.faster(usual, ours)} x",
         ])  # fmt: skip
     headings = ["method", "the paper's", "to FedAvg", "usual PyTorch", "to FedAvg", "fastagg", "to FedAvg", "faster"]
     note = "FedLAW: 100 epochs, of which 2 were measured; nearly all of it is training ResNet-20 on the proxy data."
@@ -209,9 +247,12 @@ def about(records: list[Record], path: Path) -> str:
 def markdown(tables: list[tuple], intro: str) -> str:
     parts = [intro]
     for title, headings, rows, note in tables:
-        lines = ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
-        parts.append(f"### {title}\n\n" + "\n".join(lines) + (f"\n\n{note}" if note else ""))
+        parts.append(f"### {title}\n\n" + lines_of(headings, rows) + (f"\n\n{note}" if note else ""))
     return "\n\n".join(parts) + "\n"
+
+
+def lines_of(headings: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows))
 
 
 def show(tables: list[tuple], intro: str) -> None:
@@ -228,10 +269,9 @@ def show(tables: list[tuple], intro: str) -> None:
     console.print(intro)
 
 
-def publish(text: str, drawn: list[Path]) -> None:
-    page = DOCS / "performance.md"
-    before, after = "<!-- measured -->\n", "<!-- end of measured -->"
-    page.write_text(re.sub(f"{before}.*?{after}", lambda _: before + text + after, page.read_text(), flags=re.DOTALL))
+def publish_all(text: str, readme: str, drawn: list[Path]) -> None:
+    publish(DOCS / "performance.md", "measured", text)
+    publish(README, "speed", readme)
     (DOCS / "performance").mkdir(exist_ok=True)
     for path in drawn:
         shutil.copy(path, DOCS / "performance" / path.name)
@@ -240,7 +280,9 @@ def publish(text: str, drawn: list[Path]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=RESULTS / "bench.json", help="what pytest-benchmark wrote")
-    parser.add_argument("--publish", action="store_true", help="also write docs/performance.md and its plots")
+    parser.add_argument(
+        "--publish", action="store_true", help="also write docs/performance.md, its plots, and the table of README.md"
+    )
     args = parser.parse_args()
     if not args.json.exists():
         parser.error(f"{args.json} does not exist; run `make bench` first")
@@ -251,7 +293,8 @@ def main() -> int:
     drawn = plots.draw(records, args.json.parent)
     print(f"Written to {args.json.parent}: tables.md, {', '.join(path.name for path in drawn)}")
     if args.publish:
-        publish(markdown(tables, intro), drawn)
+        _, headings, rows, _ = front(records)
+        publish_all(markdown(tables, intro), lines_of(headings, rows), drawn)
     return 0
 
 

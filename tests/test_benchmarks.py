@@ -54,9 +54,27 @@ def test_a_missed_aim_is_called_missed():
     assert missed[-1] == "missed by 6 %"
 
 
+def test_one_ratio_everywhere():
+    """README's table, the table of methods and the plot say the same of one measurement"""
+    values = {"R": 25.0, "F": 5.0, "fedawa": 50.0, "fastagg, fresh output": 60.0, "usual PyTorch": 930.0}
+    ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in values.items()}
+    record = report.Record(job="fedawa", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
+    _, _, [row], _ = report.methods([record])
+    assert "16 x" in row  # 930 / 60: both give a new model
+    _, _, [row], _ = report.front([record])
+    assert row[1:6] == ["60 ms", "2.4", "930 ms", "37", "16 x"]
+    figure = report.plots.speedup([record])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["16"]
+    report.plots.plt.close(figure)
+
+
 def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):
     page = tmp_path / "performance.md"
     page.write_text("before\n<!-- measured -->\nold \\1 text\n<!-- end of measured -->\nafter\n")
     monkeypatch.setattr(report, "DOCS", tmp_path)
-    report.publish("new \\g<0> text\n", [])
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- speed -->\nold\n<!-- end of speed -->\nafter\n")
+    monkeypatch.setattr(report, "README", readme)
+    report.publish("new \\g<0> text\n", "table\n", [])
+    assert readme.read_text() == "before\n<!-- speed -->\ntable\n<!-- end of speed -->\nafter\n"
     assert page.read_text() == "before\n<!-- measured -->\nnew \\g<0> text\n<!-- end of measured -->\nafter\n"

@@ -105,7 +105,8 @@ def test_differences_are_found(whole, tmp_path):
         (folder / "metrics.jsonl").write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]) + "\n")
 
     def times(folder):
-        records = [json.loads(line) | {"seconds": 3} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) | {"seconds": {"train": 3.0}} for line in lines]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
     assert changed("nothing", lambda folder: None) == []

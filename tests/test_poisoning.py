@@ -57,9 +57,10 @@ def test_table_marks_the_best_and_what_diverged():
 
 def test_publishing_replaces_what_is_between_the_marks(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("text\n<!-- a table -->\nold\n<!-- end -->\nmore <!-- end -->\n")
+    end = "<!-- end of a table -->"
+    page.write_text(f"text\n<!-- a table -->\nold\n{end}\nmore {end}\n")
     publish(page, "a table", "new \\1\n")
-    assert page.read_text() == "text\n<!-- a table -->\n\nnew \\1\n\n<!-- end -->\nmore <!-- end -->\n"
+    assert page.read_text() == f"text\n<!-- a table -->\n\nnew \\1\n\n{end}\nmore {end}\n"
     with pytest.raises(ValueError, match="to write between"):
         publish(page, "another table", "new")
 

@@ -149,13 +149,25 @@ def test_environment_variable(tmp_path, monkeypatch):
     write_idx(tmp_path / "mnist")
     monkeypatch.setenv("FASTAGG_DATA", str(tmp_path))
     assert len(load("mnist").x) == TRAIN
-    assert len(load("mnist", tmp_path / "elsewhere").x) == TRAIN  # after data_dir
     write_cifar(tmp_path / "first", each=2)
     write_cifar(tmp_path, each=3)
     assert len(load("cifar10", tmp_path / "first").x) == 10  # data_dir comes first
     monkeypatch.setenv("FASTAGG_DATA", "")
     with pytest.raises(DataError, match="neither data_dir nor FASTAGG_DATA"):
         load("mnist")
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_folder_that_is_named_has_no_substitute(tmp_path, monkeypatch, made):
+    for copy in ("env", "system"):
+        write_idx(tmp_path / copy)
+    source = data.Source(**{**vars(data.SOURCES["fashion-mnist"]), "system": (str(tmp_path / "system"),)})
+    monkeypatch.setitem(data.SOURCES, "fashion-mnist", source)
+    monkeypatch.setenv("FASTAGG_DATA", str(tmp_path / "env"))
+    if made:
+        (tmp_path / "mine").mkdir()
+    with pytest.raises(DataError, match="its files were not found"):
+        load("fashion-mnist", tmp_path / "mine")
 
 
 def test_home_folder(tmp_path, monkeypatch):
@@ -180,7 +192,7 @@ def test_nothing_found(tmp_path, name, monkeypatch):
     for names in data.SOURCES[name].files:
         assert names[0] in message
     assert f"  {tmp_path}\n  {tmp_path / name} (no such folder)\n" in message
-    assert f"  {tmp_path / 'env' / name} (no such folder)\n" in message
+    assert "env" not in message.split("to get them")[0]  # nobody looked there
     assert "http" in message
     assert "--data-dir" in message
     assert ("apt-get install dataset-fashion-mnist" in message) == (name == "fashion-mnist")

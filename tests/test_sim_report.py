@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastagg.sim import page, plots, report
+from fastagg.sim import command, page, plots, report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -233,7 +233,89 @@ def test_personalised_methods_make_all_be_compared_by_personal_accuracy(tmp_path
     assert "| personal accuracy, % | on the whole test set, % |" in report.markdown(groups)
 
 
+def test_ties_are_all_bold(tmp_path):
+    """As they are printed: 90.00 twice, however the digits go on"""
+    groups = with_accuracies(tmp_path, a=[0.9], b=[0.9000001], c=[0.8999], d=[0.9])
+    assert [row["label"] for row in report.table(groups) if row["best"]] == ["a", "b", "d"]
+    text = report.markdown(groups)
+    assert text.count("**90.00**") == 3
+    assert "| c | 89.99 |" in text
+    assert page.verdict(groups) == "a, b and d reached 90.00 % accuracy, 0.01 points above c."
+    assert page.write(groups, tmp_path / "out").read_text().count("<tr class=best>") == 3
+
+
+@pytest.mark.parametrize(
+    ("rounds", "words"), [((1, 1), "the last round"), ((3, 3), "mean of the last 3 rounds"),
+                          ((2, 12), "mean of the last 2 to 5 rounds"), ((5, 12), "mean of the last 5 rounds")]
+)  # fmt: skip
+def test_says_how_many_rounds_are_averaged(tmp_path, rounds, words):
+    groups = read(*(fake(tmp_path, f"m{i}", 0, rounds=n, clients=3) for i, n in enumerate(rounds)))
+    assert words[1:] in report.markdown(groups)
+    text = page.write(groups, tmp_path / "out").read_text()
+    assert f"Right: {words}" in text
+    assert "5 rounds" in words or "last 5 rounds" not in text
+
+
+def test_one_definition_of_rounds_per_second(tmp_path):
+    """All rounds of all seeds over the time spent in them: in the table, in the figure, and in what is printed"""
+    paths = [fake(tmp_path, "fedavg", seed, rounds=2, clients=3) for seed in (0, 1)]
+    for path, train in zip(paths, (0.1, 0.9), strict=True):
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for m in lines[1:]:
+            m["seconds"] = {"train": train, "aggregate": 0.05, "evaluate": 0.05}
+        (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines))
+    groups = read(*paths)
+    [row] = report.table(groups)
+    assert row["rounds_per_second"] == pytest.approx(4 / 2.4)
+    assert row["aggregation_share"] == pytest.approx(0.2 / 2.4)
+    assert "| 1.67 | 8.3 |" in report.markdown(groups)
+    assert command.speed(groups) == [
+        "fedavg: 1.67 rounds/s, 8.3 % of the time in aggregation; clients trained all at once"
+    ]
+    [text] = [t.get_text() for axes in plots.time(groups).axes for t in axes.texts]
+    assert "1.67 rounds/s, aggregation 8.3 %" in text
+
+
+def test_a_run_as_if_it_had_ended_earlier(tmp_path):
+    path = fake(tmp_path, "fedawa", 0, rounds=10)
+    edit(path / "summary.json", accuracy=None, diverged=True)  # it did so later
+    run = report.read_run(path, 6)
+    accuracies = [m["accuracy"] for m in report.read_run(path).metrics]
+    assert [m["round"] for m in run.metrics] == list(range(7))
+    assert run.config["rounds"] == run.summary["rounds"] == 6
+    assert run.summary["finished"]
+    assert "diverged" not in run.summary
+    assert run.summary["accuracy"] == pytest.approx(statistics.mean(accuracies[2:7]))
+    assert report.read_run(path, 20).summary["rounds"] == 10
+
+
 # ---- figures ----
+
+
+def test_colours_span_the_data(tmp_path):
+    [run] = read(fake(tmp_path, "fedawa", 0))["fedawa"]
+    given, _ = plots.weight_matrix(run)
+    heat = plots.weights(run).axes[0]
+    low, high = heat.images[0].get_clim()
+    assert low == pytest.approx(100 * given.min())
+    assert high == pytest.approx(100 * given.max())
+    assert heat.get_title() == f"weight (%), colours from {low:.3g} to {high:.3g}"
+    models = [axes.images[0] for axes in plots.cosines(run).axes if axes.get_title().startswith("models")]
+    assert len(models) == 3
+    for image in models:
+        shown = image.get_array()
+        assert (np.nanmin(shown), np.nanmax(shown)) == (0, 1)
+        assert not np.isfinite(np.diag(shown)).any()
+
+
+def test_an_outlier_does_not_hide_the_others():
+    values = np.full((10, 100), 5.0) + np.linspace(0, 1, 100)
+    assert plots.span(values) == ((5, 6), "neither")
+    values[0, 0], values[0, 1] = 50, -40
+    (low, high), extend = plots.span(values)
+    assert 5 <= low < high <= 6
+    assert extend == "both"
+    assert plots.span(np.ones((3, 3)))[0] == (0.5, 1.5)
 
 
 def drawn(groups) -> list[str]:
@@ -297,7 +379,7 @@ def test_clients_with_like_labels_are_neighbours():
 
 def test_ten_labels_look_different():
     groups = {str(i): [] for i in range(20)}
-    assert len({tuple(plots._look(groups, label).values()) for label in groups}) == 20
+    assert len({tuple(plots.look(groups, label).values()) for label in groups}) == 20
 
 
 # ---- the page ----
@@ -414,4 +496,6 @@ def test_page_in_a_browser(pair, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr
-    assert done.stdout.count("<figure") == len(re.findall(r"</svg>\s*</figure>", done.stdout)) == len(drawn(groups))
+    assert (
+        done.stdout.count("<figure") == len(re.findall(r"</svg>\s*</div></figure>", done.stdout)) == len(drawn(groups))
+    )

@@ -187,6 +187,30 @@ def test_feddyn_server_by_hand(digits):
             torch.testing.assert_close(sim.memory[k][key], -0.1 * (u.state[key] - before[key]), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["fedawa", "fedadam", "simprox"])
+def test_feddyn_corrects_what_the_method_gives(method, digits):
+    """Two rounds by hand: the method's own aggregate - h / mu, h from the plain mean of those who took part"""
+    sim = Simulation(run_of(method=method, algorithm="feddyn", mu=0.1, participation=0.5), digits)
+    assert sim.options.label == f"{method}+feddyn"
+    server = fastagg.aggregator(method, params=sim.module)
+    h = {key: torch.zeros_like(value) for key, value in sim.models[0].items()}
+    for r in (1, 2):
+        before, present = dict(sim.models[0]), sim.chosen(r)
+        lr = sim.options.lr * sim.options.lr_decay ** (r - 1)
+        states = [u.state for u in sim.trainer.train([sim.job(r, k) for k in present], lr)]
+        expected = server.aggregate(before, states, sim.sizes(present), client_ids=present)
+        sim.next_round()
+        for key, value in expected.items():
+            h[key] = h[key] - 0.1 * sum(state[key] - before[key] for state in states) / 6
+            torch.testing.assert_close(sim.models[0][key], value - h[key] / 0.1, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedamp", "cwfedavg", "cfl"])
+def test_feddyn_needs_one_global_model(method):
+    with pytest.raises(ValueError, match=f"algorithm=feddyn corrects one global model, and {method} has several"):
+        run_of(method=method, algorithm="feddyn")
+
+
 def test_clusters_get_models_of_their_own(digits):
     sim = Simulation(run_of(method="cfl", options={"eps1": 100.0, "eps2": 0.0, "min_size": 2}, clients=6), digits)
     sim.next_round()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastagg.cli import key_value, parse
 from fastagg.shards.peers import Peers
-from fastagg.sim import config
+from fastagg.sim import compare, config, jobs, ranks, report
 from fastagg.sim.config import Config
-from fastagg.table import InputError
 
 SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
 
@@ -30,6 +31,7 @@ COMPARE = """Runs several methods with several seeds, skips what is there alread
   fastagg compare fedavg fedawa fedawa-l simprox --alpha 0.1 --seeds 3 --out runs/cmp
   fastagg compare fedavg fedawa:steps=5,reg=euc --out runs/steps      options of a method behind its name
   fastagg compare fedprox runs/cmp --out runs/more                    a folder: show its runs as well
+  fastagg compare fedavg fedawa --rounds 40 --out runs/cmp            shows the first 40 rounds of longer runs
 """
 
 
@@ -46,7 +48,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/<date>-<time>)")
     parser.add_argument("--config", type=Path, help="TOML file with options by the names below, - written as _")
     parser.add_argument("--jobs", type=int, help="runs made side by side (default: one for every core that is free)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     group = parser.add_argument_group("options of a run")
     for f in dataclasses.fields(Config):
         flag = "--" + f.name.replace("_", "-")
@@ -62,43 +64,64 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def main(name: str, argv: list[str]) -> int:
     parser = parser_of(name)
     given = vars(parser.parse_args(argv))
+    signals = jobs.Signals()
     try:
-        from fastagg.sim import ranks
-
-        with ranks.joined() as peers:
-            return run_command(name, given, peers)
-    except (ValueError, TypeError, InputError) as error:
-        print(f"fastagg {name}: {error}", file=sys.stderr)
-        return 2
+        with ExitStack() as entered:
+            peers = entered.enter_context(ranks.joined())
+            if peers is None:  # torchrun has its own way to stop its processes
+                signals = entered.enter_context(jobs.stoppable())
+            complete = run_command(name, given, peers)
+        return 0 if complete else 128 + (signals.first or signal.SIGINT)
+    except KeyboardInterrupt:
+        print(f"fastagg {name}: stopped", file=sys.stderr)
+        return 128 + (signals.first or signal.SIGINT)
     except ModuleNotFoundError as error:
         print(f"fastagg {name}: needs {error.name}; pip install 'fastagg[sim]'", file=sys.stderr)
         return 2
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error
+        print(f"fastagg {name}: {what}", file=sys.stderr)
+        return 1
+    except (ValueError, TypeError) as error:
+        print(f"fastagg {name}: {error}", file=sys.stderr)
+        return 2
 
 
-def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> int:
-    from fastagg.sim import compare, report
-
+def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
+    """False if it was stopped"""
     if peers is None:
-        runs, out, earlier = plan(name, given)
+        todo = plan(name, given)
     else:
         with peers.together():  # nobody writes before all have looked
-            runs, out, earlier = plan(name, given)
+            todo = plan(name, given)
             peers.agree({"step": "plan"})
-            out = Path(peers.texts(str(out))[0])  # by the first one's clock
-    progress, jobs = not given.get("quiet", False), given.get("jobs")
-    result = compare.compare(runs, out, progress=progress, earlier=earlier, jobs=jobs, peers=peers)
+            todo = todo._replace(out=Path(peers.texts(str(todo.out))[0]))  # by the first one's clock
+    result = compare.compare(
+        todo.runs, todo.out, progress=not given.get("quiet", False), earlier=todo.earlier, jobs=given.get("jobs"),
+        peers=peers, rounds=todo.rounds,
+    )  # fmt: skip
     if peers is None or peers.rank == 0:
-        print(report.markdown(result["groups"]))
-        for line in speed(result["groups"]):
-            print(line)
-        print(f"report: {result['report']}")
+        if result["report"] is not None:
+            print(report.markdown(result["groups"]))
+            for line in speed(result["groups"]):
+                print(line)
+            print(f"report: {result['report']}")
         if result["interrupted"]:
-            print(f"stopped; go on with the same command and --out {out}" + (" --resume" if name == "sim" else ""))
-    return 130 if result["interrupted"] else 0
+            again = " --resume" if name == "sim" else ""
+            print(f"stopped; continue with the same command and --out {todo.out}{again}")
+    return not result["interrupted"]
 
 
-def plan(name: str, given: dict[str, Any]) -> tuple[list[Config], Path, list[Path]]:
-    """The runs to make, where to, and folders with runs made before"""
+class Plan(NamedTuple):
+    """The runs to make, where to, folders with runs made before, and how many of their rounds to show (None: all)"""
+
+    runs: list[Config]
+    out: Path
+    earlier: list[Path]
+    rounds: int | None
+
+
+def plan(name: str, given: dict[str, Any]) -> Plan:
     values = config.read_toml(given["config"]) if "config" in given else {}
     methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
     names = {f.name for f in dataclasses.fields(Config)}
@@ -110,19 +133,32 @@ def plan(name: str, given: dict[str, Any]) -> tuple[list[Config], Path, list[Pat
     seeds = given.get("seeds", seeds)
     if not isinstance(seeds, int) or seeds < 1:
         raise ValueError(f"seeds={seeds!r}; expected an integer >= 1")
+    if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
+        raise ValueError(f"methods={methods!r}; expected a list of names")
     earlier = [Path(m) for m in methods if Path(m).is_dir()]
-    runs = [
-        one_run(method, values, parse(str(values.get("seed", 0))) + s)
-        for method in methods if Path(method) not in earlier for s in range(seeds)
-    ]  # fmt: skip
+    runs: list[Config] = []
+    for method in methods:
+        for s in range(seeds if Path(method) not in earlier else 0):
+            options = one_run(method, values, parse(str(values.get("seed", 0))) + s)
+            runs += [options] if options not in runs else []  # the same method named twice is one
     out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
-    if given.get("resume") and "out" not in given:
-        raise ValueError("--resume continues the run in a folder: name it by --out")
-    if name == "sim" and out.exists() and any(out.iterdir()) and not given.get("resume"):
-        raise ValueError(f"{out} is not empty; continue what is there by --resume, or name another folder")
+    check_out(name, out, given, [compare.place(out, options) for options in runs])
     if "jobs" in given and given["jobs"] < 1:
         raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
-    return runs, out, earlier
+    rounds = one_run("fedavg", {"rounds": values["rounds"]}, 0).rounds if "rounds" in values else None
+    return Plan(runs, out, earlier, rounds)
+
+
+def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) -> None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; --out names a folder")
+    if given.get("resume"):
+        if "out" not in given:
+            raise ValueError("--resume continues the run in a folder: name it by --out")
+        if not any(folder.is_dir() for folder in folders):
+            raise ValueError(f"{out} has no run to resume: there is no {' or '.join(map(str, folders))}")
+    elif name == "sim" and out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; continue what is there by --resume, or name another folder")
 
 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
@@ -137,11 +173,11 @@ def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
 def speed(groups: dict[str, list]) -> list[str]:
     """How each method's clients were trained, and how fast"""
     lines = []
-    for label, runs in groups.items():
-        s = runs[0].summary
-        if s.get("rounds_per_second"):
+    for row in report.table(groups):
+        if row["rounds_per_second"] is not None:
+            how = "all at once" if groups[row["label"]][0].summary.get("training") == "batched" else "one by one"
             lines.append(
-                f"{label}: {s['rounds_per_second']:.2f} rounds a second, {100 * s['aggregation_share']:.2g} % of the "
-                f"time in aggregation; clients trained {'all at once' if s['training'] == 'batched' else 'one by one'}"
+                f"{row['label']}: {row['rounds_per_second']:.3g} rounds/s, {100 * row['aggregation_share']:.2g} % "
+                f"of the time in aggregation; clients trained {how}"
             )
     return lines

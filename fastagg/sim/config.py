@@ -45,7 +45,9 @@ class Config:
         default_factory=dict, metadata={"help": "option of the method, key=value; may be given several times"}
     )
     data: str = option("digits", "data set: " + ", ".join(DATASETS))
-    data_dir: str | None = option(None, "folder with the data set's files; default: FASTAGG_DATA")
+    data_dir: str | None = option(
+        None, "folder with the data set's files, the only one looked into; default: FASTAGG_DATA"
+    )
     pixels: str = option("standard", "standard (mean 0, deviation 1), or unit (0 to 1), as in FedLAW's Fashion-MNIST")
     samples: int | None = option(None, "use only so many training samples")
     partition: str = option("dirichlet", "who has what: " + ", ".join(KINDS))
@@ -107,7 +109,12 @@ class Config:
             raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
         if self.options.keys() & {"model", "params", "layers", "head", "group"}:
             raise ValueError("sim: the options model, params, layers, head and group are set by the simulator")
-        make(cls, self.options)  # raises where an option is unknown or out of range
+        server = make(cls, self.options)  # raises where an option is unknown or out of range
+        if self.algorithm == "feddyn" and server.gives != "global":
+            raise ValueError(
+                f"sim: algorithm=feddyn corrects one global model, and {self.method} has several; "
+                "choose another algorithm (sgd, fedprox) or a method with one model"
+            )
 
     @property
     def aggregator_class(self) -> type:

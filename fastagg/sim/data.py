@@ -51,8 +51,9 @@ PIXELS = ("standard", "unit")
 def load(name: str, data_dir: str | Path | None = None, pixels: str = "standard") -> Dataset:
     """The data set of that name, one of DATASETS; pixels as one of PIXELS says.
 
-    Its files are looked for in data_dir, then in the folder that the environment variable FASTAGG_DATA names (in each:
-    directly, and in the subfolders that the official archives make), then where Debian's package puts Fashion-MNIST.
+    Its files are looked for in data_dir and nowhere else, if it is given; otherwise in the folder that the environment
+    variable FASTAGG_DATA names, then where Debian's package puts Fashion-MNIST. In each of them, directly and in the
+    subfolders that the official archives make.
     """
     if name == "digits":
         return normalised(name, 10, *digits(), pixels)
@@ -120,9 +121,9 @@ class Source:
 def find(name: str, data_dir: str | Path | None) -> list[Path]:
     """One path per file of a data set, all in one folder"""
     source = SOURCES[name]
-    tops = [Path(os.path.expanduser(top)) for top in (data_dir, os.environ.get("FASTAGG_DATA")) if top]
-    folders = [top / sub for top in tops for sub in (".", name, *source.folders)] + [Path(s) for s in source.system]
-    folders = list(dict.fromkeys(folders))
+    top = data_dir or os.environ.get("FASTAGG_DATA")
+    folders = [Path(os.path.expanduser(top)) / sub for sub in (".", name, *source.folders)] if top else []
+    folders += [] if data_dir else [Path(s) for s in source.system]  # a folder that was asked for has no substitute
     looked = []
     for folder in folders:
         found = [next((folder / n for n in names if os.path.isfile(folder / n)), None) for names in source.files]

@@ -29,8 +29,12 @@ tr.best td { background: var(--best); font-weight: 600 }
 figure { margin: 2rem 0 0; padding: 1rem 1.2rem; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card) }
 figcaption { margin: .2rem 0 .6rem } svg { display: block; width: 100%; height: auto; color: var(--ink) }
+h1, li { overflow-wrap: anywhere } .hint { display: none }
 main > details { margin-top: 2rem } figure > details { margin: 0 } summary { cursor: pointer }
 figure:has(> details:not([open])) { margin-top: .6rem; padding: .5rem 1.2rem }
+@media (max-width: 700px) { main { padding: 1rem .8rem 3rem } h1 { font-size: 1.35rem }
+  figure, figure:has(> details:not([open])) { padding: .6rem .7rem } th, td { padding: .3rem .5rem .3rem .2rem }
+  .scroll svg { width: 640px } .hint { display: block } }
 @media print { figure { break-inside: avoid } }
 """
 
@@ -75,18 +79,19 @@ def _said(groups: dict[str, list[Run]], name: str) -> str:
 def verdict(groups: dict[str, list[Run]]) -> str:
     """What came out, in a sentence"""
     rows = table(groups)
-    best = next((row for row in rows if row["best"]), None)
-    if best is None:
+    best = [row for row in rows if row["best"]]
+    if not best:
         return "No run has a finite accuracy."
-    first = f"{best['label']} reached {percent(best['mean'], best['std'])} % {measure(groups).replace('_', ' ')}"
-    others = sorted((r for r in rows if r["mean"] is not None and r is not best), key=lambda r: -r["mean"])
+    *first, last = [row["label"] for row in best]
+    who = f"{', '.join(first)} and {last}" if first else last
+    spread = percent(best[0]["mean"], best[0]["std"] if len(best) == 1 else None)
+    text = f"{who} reached {spread} % {measure(groups).replace('_', ' ')}"
+    others = sorted((r for r in rows if r["mean"] is not None and not r["best"]), key=lambda r: -r["mean"])
     if not others:
-        return first + "."
-    behind = 100 * (best["mean"] - others[0]["mean"])
-    if f"{behind:.2f}" == "0.00":
-        return f"{first}, and so did {others[0]['label']}."
+        return text + "."
+    behind = 100 * (best[0]["mean"] - others[0]["mean"])
     noise = ", which is within noise" if others[0]["within_noise"] else ""
-    return f"{first}, {behind:.2f} points above {others[0]['label']}{noise}."
+    return f"{text}, {behind:.2f} points above {others[0]['label']}{noise}."
 
 
 def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> Path:
@@ -98,6 +103,7 @@ def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> 
     out = Path(out)
     (out / "plots").mkdir(parents=True, exist_ok=True)
     parts, names = [], set()
+    colours = {label: plots.look(groups, label)["color"].replace(plots.INK, "currentColor") for label in groups}
     for drawn in plots.figures(groups, measure(groups)):
         name = re.sub(r"[^a-z0-9]+", "-", drawn.name.lower()).strip("-")[:80]
         while name in names:
@@ -109,21 +115,22 @@ def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> 
         files.write(out / "plots" / f"{name}.png", picture.getvalue())
         title_, words = _safe(drawn.title), _safe(drawn.caption)
         svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title_)
-        part = f"<figcaption>{words}</figcaption>{svg}"
+        part = f'<figcaption>{words}</figcaption><div class="scroll">{svg}</div>'
         part = f"<details><summary>{title_}</summary>{part}</details>" if drawn.folded else f"<h2>{title_}</h2>{part}"
         parts.append(f'<figure id="{name}">{part}</figure>')
     page = out / "report.html"
-    files.write(page, _page(groups, title or heading(groups), parts))
+    files.write(page, _page(groups, title or heading(groups), parts, colours))
     return page
 
 
-def _page(groups: dict[str, list[Run]], title: str, figures: list[str]) -> str:
+def _page(groups: dict[str, list[Run]], title: str, figures: list[str], colours: dict[str, str]) -> str:
     headings, lines, notes = cells_of(groups)
     best = [" class=best" if row["best"] and len(lines) > 1 else "" for row, _ in lines]
     rows = "".join(
         f"<tr{mark}>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}</tr>"
         for mark, (_, cells) in zip(best, lines, strict=True)
     )
+    keys = ", ".join(f'<span style="color: {colour}">━ {_safe(label)}</span>' for label, colour in colours.items())
     runs = [run for members in groups.values() for run in members]
     options = "".join(
         f"<tr><td>{_safe(name)}</td><td>{_safe(' or '.join(map(json.dumps, values)))}</td></tr>"
@@ -132,13 +139,15 @@ def _page(groups: dict[str, list[Run]], title: str, figures: list[str]) -> str:
     versions = dict.fromkeys(f"{k} {v}" for run in runs for k, v in (run.summary.get("versions") or {}).items())
     folders = "".join(f"<li>{_safe(run.path)}</li>" for run in runs)
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_safe(title)}</title><style>{CSS}</style></head><body><main>
 <h1>{_safe(title)}</h1><p class="lead">{_safe(described(groups))}</p><p class="verdict">{_safe(verdict(groups))}</p>
 <div class="scroll"><table><tr>{"".join(f"<th>{_safe(h)}</th>" for h in headings)}</tr>{rows}</table></div>
 <p class="note">{_safe(" ".join(notes))}</p>
+<p class="note hint">The table and the figures scroll sideways. Lines: {keys}.</p>
 {"".join(figures)}
-<details><summary>All options, and where the runs are</summary><table>{options}</table><ul>{folders}</ul>
+<details><summary>All options, and where the runs are</summary>
+<div class="scroll"><table>{options}</table></div><ul>{folders}</ul>
 <p>{_safe(", ".join(versions))}</p></details>
 </main></body></html>
 """

@@ -24,7 +24,7 @@ except ImportError as error:
         f"a report needs matplotlib, which cannot be imported here ({error}): pip install fastagg[sim]"
     ) from error
 
-from fastagg.sim.report import AVERAGED, Run
+from fastagg.sim.report import AVERAGED, PHASES, Run, averaged, spent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,6 +50,7 @@ def _ramp(name: str, *stops: tuple[float, str, float]) -> LinearSegmentedColorma
 
 # From transparent, so that "nothing" is the page's own colour, light or dark
 SHARES = _ramp("shares", (0, BLUE, 0), (1, BLUE, 1))
+MODELS = _ramp("models", (0, VERMILLION, 0.1), (1, VERMILLION, 1))  # the lowest is not blank
 COSINES = _ramp("cosines", (0, BLUE, 1), (0.5, BLUE, 0), (0.5, VERMILLION, 0), (1, VERMILLION, 1))
 # The square root makes cosines of 0.1, which late rounds have, visible beside those of 1
 COSINE_NORM = FuncNorm((lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda y: np.sign(y) * np.square(y)), -1, 1)
@@ -77,7 +78,7 @@ def figures(groups: Groups, measure: str) -> Iterator[Drawn]:
     several = any(len(runs) > 1 for runs in groups.values())
     band = " Lines are means over seeds, bands reach from the lowest to the highest seed." if several else ""
     tested = "test set" if measure == "accuracy" else "each client's model on that client's own test share, averaged"
-    dots = f" Right: the mean of the last {AVERAGED} rounds" + (", one dot per seed." if several else ".")
+    dots = f" Right: {averaged(groups)}" + (", one dot per seed." if several else ".")
     dots = dots if len(groups) > 1 else ""
     if figure := accuracy(groups, measure):
         words = f"Higher and earlier is better ({tested}; round 0 is the untrained model).{band}{dots}"
@@ -88,15 +89,15 @@ def figures(groups: Groups, measure: str) -> Iterator[Drawn]:
         )
         yield Drawn("loss", "Test loss", words, figure)
     yield from _of_clients(groups, weights, "weights", "who counts for how much", (
-        "Each row is a client, the largest on top. Left: its weight in every round (blank where it sent no model). "
-        "Middle: its average weight (dot) beside what its share of the data would give it (bar). Right: which labels "
-        "it has."
+        "Each row is a client, the largest on top. Left: its weight in every round (blank where it sent no model); "
+        "colours span the weights that occur, they do not begin at 0. Middle: its average weight (dot) beside what "
+        "its share of the data would give it (bar). Right: which labels it has."
     ))  # fmt: skip
     yield from _of_clients(groups, cosines, "cosine", "do updates mirror the data?", (
         "Each cell is the cosine of the angle between two clients, ordered so that those with similar labels are "
         "neighbours (labels on the left). Blocks along the diagonal mean that clients with the same labels move the "
-        "same way. Below each: the span of the cosines, and r, their correlation with how alike the labels of the two "
-        "clients are."
+        "same way. Models are nearly parallel: their colours span what occurs in each panel. Below each: the span of "
+        "the cosines, and r, their correlation with how alike the labels of the two clients are."
     ))  # fmt: skip
     if figure := coherence(groups):
         words = f"How much the clients' updates agree: above 0 they help each other, below 0 they pull apart.{band}"
@@ -141,15 +142,15 @@ def accuracy(groups: Groups, measure: str = "accuracy") -> Figure | None:
     left = min(known) - 0.15 * (max(known) - min(known) or 1)
     for y, label in enumerate(order):
         if seeds[label]:
-            look = _look(groups, label)
-            ends.plot([left, mean(seeds[label])], [y, y], lw=1.8, **look)
-            ends.plot(seeds[label], [y] * len(seeds[label]), "o", ms=4.5, alpha=0.75, mew=0, color=look["color"])
+            line = look(groups, label)
+            ends.plot([left, mean(seeds[label])], [y, y], lw=1.8, **line)
+            ends.plot(seeds[label], [y] * len(seeds[label]), "o", ms=4.5, alpha=0.75, mew=0, color=line["color"])
     ends.set_yticks(range(len(order)), [textwrap.fill(label, 24) for label in order])
     ends.yaxis.tick_right()
     ends.tick_params(axis="y", length=0)
     ends.spines.left.set_visible(False)
     ends.grid(axis="y", visible=False)
-    ends.set(xlabel=f"mean of the last {AVERAGED} rounds (%)", ylim=(-0.6, len(order) - 0.4))
+    ends.set(xlabel=f"{averaged(groups)} (%)", ylim=(-0.6, len(order) - 0.4))
     ends.set_xlim(left=left)
     return figure
 
@@ -194,18 +195,18 @@ def _lines(axes: Axes, groups: Groups, value: Callable) -> dict[str, Any]:
         rounds, average, low, high = over_seeds(runs, value)
         if len(rounds) == 0:
             continue
-        look = _look(groups, label)
+        line = look(groups, label)
         marker = "o" if len(rounds) < 3 else None  # a line of one point would be invisible
-        [lines[label]] = axes.plot(rounds, average, lw=1.8, marker=marker, ms=4, **look)
+        [lines[label]] = axes.plot(rounds, average, lw=1.8, marker=marker, ms=4, **line)
         if (low < high).any():
-            axes.fill_between(rounds, low, high, color=look["color"], alpha=0.15, lw=0)
+            axes.fill_between(rounds, low, high, color=line["color"], alpha=0.15, lw=0)
     axes.set(xlabel="round")
     axes.xaxis.set_major_locator(_whole_numbers())
     axes.margins(x=0.01)
     return lines
 
 
-def _look(groups: Groups, label: str) -> dict[str, str]:
+def look(groups: Groups, label: str) -> dict[str, str]:
     """The same colour and dash in every figure"""
     i = list(groups).index(label)
     return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i // len(COLOURS) % len(DASHES)]}
@@ -255,6 +256,18 @@ def weight_matrix(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
     return (given, plain) if np.nanmax(np.abs(off)) > 1e-3 * np.nanmax(plain) else None
 
 
+def span(values: np.ndarray) -> tuple[tuple[float, float], str]:
+    """What colours span, and which of its ends is exceeded: one outlier would make all others look alike"""
+    low, high = np.nanmin(values), np.nanmax(values)
+    few, many = np.nanpercentile(values, [1, 99])
+    room = 2 * (many - few)
+    below, above = few - low > room > 0, high - many > room > 0
+    ends = float(few if below else low), float(many if above else high)
+    if ends[1] - ends[0] < 1e-9 * max(abs(ends[1]), 1):
+        ends = ends[0] - 0.5, ends[1] + 0.5
+    return ends, {(True, True): "both", (True, False): "min", (False, True): "max"}.get((below, above), "neither")
+
+
 @styled
 def weights(run: Run) -> Figure | None:
     """Weights over rounds, beside each client's data: clients ordered by how much they have"""
@@ -267,13 +280,12 @@ def weights(run: Run) -> Figure | None:
     K, rounds = given.shape
     figure = Figure(figsize=(WIDTH, float(np.clip(0.2 * K + 1.3, 3, 8))), layout="constrained")
     heat, average, labels = figure.subplots(1, 3, sharey=True, width_ratios=(5, 2, 2.2))
-    top, usual = np.nanmax(given), np.nanpercentile(given, 99)
-    clipped = top > 2 * usual > 0  # one outlier would make all others look alike
-    image = heat.imshow(given, aspect="auto", cmap="viridis", interpolation="none", vmin=min(0, np.nanmin(given)),
-                        vmax=usual if clipped else top, extent=(0.5, rounds + 0.5, K - 0.5, -0.5))  # fmt: skip
-    heat.set(xlabel="round", ylabel="client", title="weight (%)")
+    (low, high), extend = span(given)
+    image = heat.imshow(given, aspect="auto", cmap="viridis", interpolation="none", vmin=low, vmax=high,
+                        extent=(0.5, rounds + 0.5, K - 0.5, -0.5))  # fmt: skip
+    heat.set(xlabel="round", ylabel="client", title=f"weight (%), colours from {low:.3g} to {high:.3g}")
     heat.xaxis.set_major_locator(_whole_numbers(6))
-    _bar(figure, image, heat, extend="max" if clipped else "neither")
+    _bar(figure, image, heat, extend=extend)
     present = np.isfinite(given).any(1)
     y = np.arange(K)[present]
     average.barh(y, np.nanmean(plain[present], 1), 0.75, color=INK, alpha=0.25, label="by data share")
@@ -311,9 +323,11 @@ def cosines(run: Run) -> Figure | None:
             ids = np.array(m["clients"], int)
             order = by_labels(counts[ids])
             cosine = np.array(m[key] if m.get(key) is not None else np.full((len(ids),) * 2, np.nan), float)
-            image = axes.imshow(
-                cosine[np.ix_(order, order)], cmap=COSINES, norm=COSINE_NORM, interpolation="none", aspect="equal"
+            scale = (
+                {"cmap": COSINES, "norm": COSINE_NORM} if key == "cosine" else {"cmap": MODELS, "vmin": 0, "vmax": 1}
             )
+            shown = cosine if key == "cosine" else between_ends(cosine)
+            image = axes.imshow(shown[np.ix_(order, order)], interpolation="none", aspect="equal", **scale)
             axes.set(title=f"{name}, round {m['round']}", xticks=[], xlabel=likeness(cosine, counts[ids]))
             axes.xaxis.label.set_size(8.5)
             first = axes is row[0]
@@ -326,11 +340,21 @@ def cosines(run: Run) -> Figure | None:
                 strip.tick_params(labelsize=7)
                 _client_ticks(strip, ids[order], most=20)
             axes.tick_params(labelleft=False, left=False)
-    bar = figure.colorbar(image, ax=panels, shrink=0.6, pad=0.02, ticks=[-1, -0.5, -0.1, 0, 0.1, 0.5, 1])
-    bar.ax.set_yticklabels(["-1", "-0.5", "-0.1", "0", "0.1", "0.5", "1"])
-    bar.set_label("cosine (square-root scale)")
-    bar.outline.set_visible(False)
+        ticks = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1] if key == "cosine" else [0, 1]
+        bar = figure.colorbar(image, ax=row, shrink=0.8, pad=0.02, ticks=ticks)
+        bar.ax.set_yticklabels([f"{t:g}" for t in ticks] if key == "cosine" else ["lowest", "highest"])
+        bar.set_label("cosine (square-root scale)" if key == "cosine" else "cosine, scaled in each panel")
+        bar.outline.set_visible(False)
     return figure
+
+
+def between_ends(cosine: np.ndarray) -> np.ndarray:
+    """From 0, the lowest cosine of two different clients, to 1, the highest; nothing on the diagonal, which is above"""
+    pairs = np.where(np.eye(len(cosine), dtype=bool), np.nan, cosine)
+    if not np.isfinite(pairs).any():
+        return pairs
+    low, high = np.nanmin(pairs), np.nanmax(pairs)
+    return (pairs - low) / (high - low if high > low else 1)
 
 
 def by_labels(counts: np.ndarray) -> np.ndarray:
@@ -397,18 +421,17 @@ def _bar(figure: Figure, image: Any, axes: Axes, **more: Any) -> None:
 @styled
 def time(groups: Groups) -> Figure | None:
     """Seconds of a round by phase, one bar per label; beside it rounds per second and the share of aggregation"""
-    phases = ("train", "aggregate", "evaluate")
     bars = {}
     for label, runs in groups.items():
-        rows = [m["seconds"] for run in runs for m in run.metrics if m["round"] > 0 and m.get("seconds")]
-        if rows:
-            bars[label] = [float(np.mean([row.get(phase) or 0 for row in rows])) for phase in phases]
+        seconds, count = spent([m for run in runs for m in run.metrics])
+        if count:
+            bars[label] = [seconds[phase] / count for phase in PHASES]
     if not bars:
         return None
     figure = Figure(figsize=(WIDTH, 0.42 * len(bars) + 1.4), layout="constrained")
     axes = figure.subplots()
     ends = np.zeros(len(bars))
-    for i, (phase, colour) in enumerate(zip(phases, (BLUE, VERMILLION, ORANGE), strict=True)):
+    for i, (phase, colour) in enumerate(zip(PHASES, (BLUE, VERMILLION, ORANGE), strict=True)):
         lengths = np.array([values[i] for values in bars.values()])
         axes.barh(range(len(bars)), lengths, 0.62, left=ends, color=colour, label=phase)
         ends += lengths

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-AVERAGED = 5  # rounds at the end whose mean is a run's accuracy
+AVERAGED = 5  # rounds at the end whose mean is a run's accuracy, if it has as many
+PHASES = ("train", "aggregate", "evaluate")  # of a round
 # What runs of one label may differ in and still be seeds of the same thing
 FREE = {"seed", "data_dir", "batched", "threads"}
 
@@ -68,30 +69,55 @@ ROUND: Forms = {
 }  # fmt: skip
 
 
-def read_run(path: Path) -> Run:
-    """A run from its folder; one that was cut short counts as far as it went. ValueError says what is wrong with it."""
+def read_run(path: Path, rounds: int | None = None) -> Run:
+    """A run from its folder; one that was cut short counts as far as it went. ValueError says what is wrong with it.
+
+    rounds   what comes after this round is left out, as if the run had ended there; default: nothing
+    """
     path = Path(path)
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder; give the folder of a run, as written by `fastagg sim`")
     if not (path / "config.json").exists():
         raise ValueError(f"{path} is not a run of the simulator: it has no config.json")
-    config = _read_json(path / "config.json", CONFIG)
-    partition = _read_json(path / "partition.json", PARTITION) if (path / "partition.json").exists() else {}
-    metrics = _read_metrics(path / "metrics.jsonl", len(partition.get("counts") or []))
-    summary = _read_json(path / "summary.json", SUMMARY) if (path / "summary.json").exists() else {}
-    last = metrics[-1]["round"]
-    if summary.get("rounds") != last:  # a crash: the summary is missing, or older than the metrics
-        personal = metrics[-1].get("accuracy") is None
-        summary = summary | {
-            "rounds": last, "finished": last >= config.get("rounds", last), "personal": personal,
-            "accuracy": _average(metrics, "personal_accuracy" if personal else "accuracy"),
-            "personal_accuracy": _average(metrics, "personal_accuracy"),
-        }  # fmt: skip
+    config = read_json(path / "config.json", CONFIG)
+    partition = read_json(path / "partition.json", PARTITION) if (path / "partition.json").exists() else {}
+    metrics = read_metrics(path / "metrics.jsonl", len(partition.get("counts") or []))
+    if not metrics:
+        raise ValueError(f"{path} has no metrics yet: not one round is recorded in metrics.jsonl")
+    summary = read_json(path / "summary.json", SUMMARY) if (path / "summary.json").exists() else {}
+    if rounds is not None and config.get("rounds", 0) > rounds:
+        config["rounds"] = rounds
+        metrics = [m for m in metrics if m["round"] <= rounds] or metrics[:1]
+    if summary.get("rounds") != metrics[-1]["round"]:  # rounds were left out, or the run crashed after its last summary
+        summary = {k: v for k, v in summary.items() if k != "diverged"} | summarise(metrics, config.get("rounds", 0))
     named = {"label": config.get("method", path.name), "method": config.get("method"), "seed": config.get("seed")}
     return Run(path, config, named | summary, partition, metrics)
 
 
-def _read_json(path: Path, forms: Forms) -> dict[str, Any]:
+def summarise(metrics: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
+    """What a run of so many planned rounds has come to, from its records"""
+    personal = metrics[-1].get("accuracy") is None
+    curve = _curve(metrics, "personal_accuracy" if personal else "accuracy")
+    seconds, count = spent(metrics)
+    total = sum(seconds.values())
+    return {
+        "rounds": metrics[-1]["round"], "finished": metrics[-1]["round"] >= planned, "personal": personal,
+        "accuracy": _average(curve), "accuracy_last": curve[-1] if curve else None,
+        "accuracy_best": max(curve, default=None),
+        "personal_accuracy": _average(_curve(metrics, "personal_accuracy")),
+        "seconds": seconds | {"total": total}, "rounds_per_second": count / total if total else None,
+        "aggregation_share": seconds["aggregate"] / total if total else None,
+    }  # fmt: skip
+
+
+def spent(metrics: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
+    """Seconds by phase of all rounds, and the number of rounds. Rounds/s is the second over the sum of the first
+    everywhere: what a run does between rounds, and runs at its side, do not count."""
+    rows = [m["seconds"] for m in metrics if m["round"] > 0 and m.get("seconds")]
+    return {phase: sum(row.get(phase) or 0.0 for row in rows) for phase in PHASES}, len(rows)
+
+
+def read_json(path: Path, forms: Forms) -> dict[str, Any]:
     try:
         value = _parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -114,8 +140,9 @@ def _misfit(value: Any, forms: Forms) -> str:
     return next((f"{name} = {str(value[name])[:60]!r}" for name in wrong), "")
 
 
-def _read_metrics(path: Path, clients: int) -> list[dict[str, Any]]:
-    """The rounds recorded, of a run with so many clients (0: unknown)"""
+def read_metrics(path: Path, clients: int = 0) -> list[dict[str, Any]]:
+    """The rounds recorded, in order, of a run with so many clients (0: unknown). A last line that a crash cut off is
+    left out; any other line that is not a round's is an error."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     except OSError as error:
@@ -130,10 +157,8 @@ def _read_metrics(path: Path, clients: int) -> list[dict[str, Any]]:
                 break  # a crash cut it off
             raise ValueError(
                 f"{path}: line {number} of {len(lines)} is not the record of a round ({error}); repeat the run, or "
-                "delete this line and what follows"
+                "delete this line and what follows to see the rounds before it"
             ) from error
-    if not rounds:
-        raise ValueError(f"{path.parent} has no metrics yet: not one round is recorded in {path.name}")
     return [rounds[r] for r in sorted(rounds)]
 
 
@@ -153,9 +178,22 @@ def _number_of(record: Any, clients: int) -> int:
     return record["round"]
 
 
-def _average(metrics: list[dict[str, Any]], key: str) -> float | None:
-    values = [m[key] for m in metrics if m["round"] > 0 and m.get(key) is not None]
-    return mean(values[-AVERAGED:]) if values else None
+def _curve(metrics: Sequence[dict[str, Any]], key: str) -> list[float]:
+    return [m[key] for m in metrics if m["round"] > 0 and m.get(key) is not None]
+
+
+def _average(curve: list[float]) -> float | None:
+    return mean(curve[-AVERAGED:]) if curve else None
+
+
+def averaged(groups: dict[str, list[Run]]) -> str:
+    """Which rounds a run's accuracy is of, in words"""
+    by = measure(groups)
+    counts = {len(_curve(run.metrics, by)[-AVERAGED:]) for runs in groups.values() for run in runs} - {0}
+    if counts <= {1}:
+        return "the last round"
+    few, many = min(counts), max(counts)
+    return f"mean of the last {many} rounds" if few == many else f"mean of the last {few} to {many} rounds"
 
 
 def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -197,32 +235,35 @@ def table(groups: dict[str, list[Run]]) -> list[dict[str, Any]]:
     """One row per label, in the groups' order:
 
     label, runs    runs is the number of seeds
-    mean, std      of the seeds' accuracy (each the mean of its last 5 rounds), as a share of 1; std is the sample's,
-                   with n - 1, and None for one seed; mean is None where a run has no finite accuracy
+    mean, std      of the seeds' accuracy (each the mean of its last 5 rounds, or of what it has), as a share of 1; std
+                   is the sample's, with n - 1, and None for one seed; mean is None where a run has no finite accuracy
     whole          where labels are compared by personal accuracy: (mean, std) on the whole test set, or None
-    best           the highest mean
+    best           the highest mean, or one that is printed alike
     within_noise   the difference to the best is at most twice its standard error over seeds:
                    |mean_a - mean_b| <= 2 sqrt(std_a^2 / n_a + std_b^2 / n_b); never claimed where either has one seed
     unfinished     number of runs cut short
-    rounds_per_second, aggregation_share    means over seeds, or None
+    rounds_per_second, aggregation_share    over all seeds' rounds, see spent(); None where no time is recorded
     """
     by = measure(groups)
     rows = []
     for label, runs in groups.items():
         average, std = _spread([_accuracy(run, by) for run in runs])
+        seconds, count = spent([m for run in runs for m in run.metrics])
+        total = sum(seconds.values())
+        timed = 0 < total < math.inf
         rows.append({
             "label": label, "runs": len(runs), "mean": average, "std": std, "best": False, "within_noise": False,
             "whole": _spread([_accuracy(run, "accuracy") for run in runs]) if by != "accuracy" else None,
             "unfinished": sum(not run.summary.get("finished", False) for run in runs),
-            "rounds_per_second": _spread([run.summary.get("rounds_per_second") for run in runs])[0],
-            "aggregation_share": _spread([run.summary.get("aggregation_share") for run in runs])[0],
+            "rounds_per_second": count / total if timed else None,
+            "aggregation_share": seconds["aggregate"] / total if timed else None,
         })  # fmt: skip
     valid = [row for row in rows if row["mean"] is not None]
     if valid:
         best = max(valid, key=lambda row: row["mean"])
-        best["best"] = True
         for row in valid:
-            if row is not best and row["std"] is not None and best["std"] is not None:
+            row["best"] = percent(row["mean"], None) == percent(best["mean"], None)
+            if not row["best"] and row["std"] is not None and best["std"] is not None:
                 noise = 2 * math.hypot(*(r["std"] / math.sqrt(r["runs"]) for r in (row, best)))
                 row["within_noise"] = best["mean"] - row["mean"] <= noise
     return rows
@@ -234,7 +275,7 @@ def _accuracy(run: Run, by: str) -> float | None:
         return None
     if personal == (by == "personal_accuracy"):
         return run.summary.get("accuracy")
-    return _average(run.metrics, by)
+    return _average(_curve(run.metrics, by))
 
 
 def _spread(values: list[float | None]) -> tuple[float | None, float | None]:
@@ -264,7 +305,8 @@ def cells_of(groups: dict[str, list[Run]]) -> tuple[list[str], list[tuple[dict[s
         cells += ["-" if speed is None else f"{speed:.3g}", "-" if share is None else f"{100 * share:.2g}"]
         lines.append((row, cells))
     several = any(row["runs"] > 1 for row in rows)
-    notes = [f"Mean of the last {AVERAGED} rounds" + ("; ± is the standard deviation over seeds." if several else ".")]
+    rounds = averaged(groups)
+    notes = [rounds[0].upper() + rounds[1:] + ("; ± is the standard deviation over seeds." if several else ".")]
     if personal:
         notes.append("Personal accuracy is each client's model on that client's own test share, averaged over clients.")
     if len(rows) > 1:

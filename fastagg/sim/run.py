@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,9 +19,9 @@ import torch
 import fastagg
 from fastagg import files
 from fastagg.shards.peers import Peers
-from fastagg.sim import attack, config, data, models, partition, ranks
+from fastagg.sim import attack, config, data, models, partition, ranks, report
 from fastagg.sim.config import Config
-from fastagg.sim.report import AVERAGED
+from fastagg.sim.report import read_metrics
 from fastagg.sim.train import Job, Trainer, Update, outcomes
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
@@ -144,7 +144,6 @@ class Simulation:
 
     def aggregate(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """The method's result, and the model that updates are measured from"""
-        states = [u.state for u in updates]
         if self.server.gives == "clusters":
             return self.aggregate_clusters(present, updates)
         starts = [self.models[self.model_of[k]] for k in present]
@@ -160,7 +159,8 @@ class Simulation:
             self.models = [dict(result)]
         if self.options.algorithm == "feddyn":
             self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
-            self.models = [self.corrected(before, states)]
+            kept = [u.state for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+            self.models = [self.corrected(dict(result), before, kept)]
         return result, before
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -178,7 +178,8 @@ class Simulation:
         return (result if len(self.models) == 1 else None), before
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
-        sizes = self.sizes(ids)
+        plain = self.options.algorithm == "feddyn" and self.options.method == "fedavg"  # FedDyn's mean has no weights
+        sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
         return self.server.aggregate(before, [u.state for u in updates], sizes, client_ids=ids, **info)
@@ -201,15 +202,15 @@ class Simulation:
         return info
 
     def corrected(
-        self, before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
+        self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        """FedDyn's server: h -= mu / K sum_k (w_k - w), and the new model is the clients' plain mean - h / mu"""
+        """FedDyn's server: h -= mu / K sum_k (w_k - w); the new model is the method's result - h / mu"""
         mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
-        mean = dict(fastagg.fedavg(None, states))
+        mean = fastagg.fedavg(None, states)
         h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
         share = len(states) / self.options.clients
         self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
-        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in mean.items()}
+        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
 
     def observed(
         self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
@@ -260,13 +261,30 @@ class Simulation:
         names = {"round", "models", "model_of", "memory", "server_memory", "server"}
         for missing in names - (state.keys() if isinstance(state, dict) else set()):
             raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
+        models, model_of, r = state["models"], state["model_of"], state["round"]
         memory = {int(k): v for k, v in state["memory"].items()}
+        params = {name: self.models[0][name] for name, _ in self.module.named_parameters()}
+        kept = [*memory.values(), *([] if state["server_memory"] is None else [state["server_memory"]])]
+        if not models or not all(same_form(m, self.models[0]) for m in models):
+            raise ValueError("its models are not of the run's form")
+        if not all(same_form(h, params) for h in kept):
+            raise ValueError("what it remembers of clients is not of the model's form")
+        if len(model_of) != self.options.clients or not set(model_of) <= set(range(len(models))):
+            raise ValueError("it does not say which model each client has")
+        if not isinstance(r, int) or isinstance(r, bool) or r < 0:
+            raise ValueError(f"round={r!r}")
         server = state["server"]
         self.server.load_state_dict(
             server if self.peers is None else ranks.part_of_state(self.peers, server, self.models[0])
         )
-        self.round, self.models, self.model_of, self.memory = state["round"], state["models"], state["model_of"], memory
+        self.round, self.models, self.model_of, self.memory = r, models, model_of, memory
         self.server_memory = state["server_memory"]
+
+
+def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
+    """Whether both are tensors of the same names, shapes and dtypes"""
+    form = lambda sd: {key: (value.shape, value.dtype) for key, value in sd.items()}  # noqa: E731
+    return isinstance(a, dict) and all(isinstance(v, torch.Tensor) for v in a.values()) and form(a) == form(b)
 
 
 class Clock:
@@ -294,41 +312,58 @@ def simulate(
     options: Config, out: Path, *, resume: bool = False, dataset: data.Dataset | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None, peers: Peers | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs to the end, or to Ctrl-C, and returns the summary. Everything is in the folder `out`; a crash loses at most
-    one round. resume continues what is there, to the curve that an undisturbed run would have had. With peers, all of
-    them call this; the first one records, and returns the summary."""
-    threads = torch.get_num_threads()
+    """Runs to the end, or to Ctrl-C, and returns the summary. Everything is in the folder `out`, which is locked
+    meanwhile; a crash loses at most one round. resume continues what is there, to the curve that an undisturbed run
+    would have had. With peers, all of them call this; the first one records, and returns the summary."""
+    threads, out = torch.get_num_threads(), Path(out)
     torch.set_num_threads(options.threads)
     try:
-        if peers is None:
-            return _simulate(options, *_begin(options, Path(out), resume, dataset), Path(out), on_round)
-        with peers.together():  # nobody goes on, and writes, before all have read
-            sim, resumed = _begin(options, Path(out), resume, dataset, peers)
-            peers.agree({"step": "begin", "round": str(sim.round)})
-        try:
-            ended = (
-                _simulate(options, sim, resumed, Path(out), on_round) if sim.first else _follow(options, sim, resumed)
-            )
-        except Exception as error:
-            peers.tell(error)
-        if not ended["interrupted"]:
-            peers.agree({"step": "end"})  # all is written
-        return ended
+        with ExitStack() as held:
+            if peers is None:
+                sim, resumed = _begin(options, out, resume, dataset, held)
+                return _simulate(options, sim, resumed, out, on_round)
+            with peers.together():  # nobody goes on, and writes, before all have read
+                sim, resumed = _begin(options, out, resume, dataset, held, peers)
+                peers.agree({"step": "begin", "round": str(sim.round)})
+            try:
+                ended = _simulate(options, sim, resumed, out, on_round) if sim.first else _follow(options, sim, resumed)
+            except Exception as error:
+                peers.tell(error)
+            if not ended["interrupted"]:
+                peers.agree({"step": "end"})  # all is written
+            return ended
     finally:
         torch.set_num_threads(threads)
 
 
-def _begin(options: Config, out: Path, resume: bool, dataset, peers=None) -> tuple[Simulation, bool]:
-    """The run at its beginning, or where a former one ended, which is true then. Nothing is written."""
+def _begin(
+    options: Config, out: Path, resume: bool, dataset: data.Dataset | None, held: ExitStack, peers: Peers | None = None
+) -> tuple[Simulation, bool]:
+    """The run at its beginning, or where a former one ended, which is true then. Nothing is written; the process that
+    will write has locked the folder."""
     saved = out / "checkpoint.safetensors"
+    check_folder(options, out, resume)  # before data are read, which may take a while
+    sim = Simulation(options, dataset, peers)
+    if sim.first:
+        out.mkdir(parents=True, exist_ok=True)
+        held.enter_context(files.Lock(out / "run.lock", "this run"))
+        check_folder(options, out, resume)  # again: it may have been begun meanwhile
+    resumed = resume and saved.exists()
+    if resumed:
+        try:
+            sim.load_state_dict(files.load(saved))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else error
+            raise ValueError(f"{saved} cannot be continued ({what}); delete {out}, or name another folder") from error
+    return sim, resumed
+
+
+def check_folder(options: Config, out: Path, resume: bool) -> None:
+    """A run that is there has these options, and is to be resumed"""
     if (out / "config.json").exists():
         if not resume:
             raise ValueError(f"{out} holds a run already; resume it (--resume), or name another folder (--out)")
         check_same(options, config.read_json(out / "config.json"), out)
-    sim, resumed = Simulation(options, dataset, peers), resume and saved.exists()
-    if resumed:
-        sim.load_state_dict(files.load(saved))
-    return sim, resumed
 
 
 def _follow(options: Config, sim: Simulation, resumed: bool) -> dict[str, Any]:
@@ -348,10 +383,11 @@ def _follow(options: Config, sim: Simulation, resumed: bool) -> dict[str, Any]:
 
 def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_round) -> dict[str, Any]:
     metrics, saved = out / "metrics.jsonl", out / "checkpoint.safetensors"
-    out.mkdir(parents=True, exist_ok=True)
+    planned = options.rounds
     if resumed:
         keep_rounds(metrics, sim.round)
-        files.write_json(out / "config.json", options.to_json())  # it may have become longer
+        planned = max(planned, config.read_json(out / "config.json").rounds)  # it may become longer, never shorter
+        files.write_json(out / "config.json", options.to_json() | {"rounds": planned})
     else:
         files.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
         metrics.unlink(missing_ok=True)
@@ -363,7 +399,14 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
         files.save(saved, sim.state_dict())
 
     def conclude(**more: Any) -> dict[str, Any]:
-        summary = summarise(options, read_metrics(metrics), sim.trainer.batched) | more
+        summary = {
+            "label": options.label, "method": options.method, "seed": options.seed,
+            **report.summarise(read_metrics(metrics), planned),
+            "training": "batched" if sim.trainer.batched else "one by one",
+            "versions": {
+                "fastagg": version("fastagg"), "torch": torch.__version__, "python": platform.python_version(),
+            },
+        } | more  # fmt: skip
         files.write_json(out / "summary.json", summary)
         return summary
 
@@ -393,44 +436,19 @@ def check_same(new: Config, old: Config, out: Path) -> None:
 
 
 def append(metrics: Path, record: dict[str, Any]) -> None:
-    with open(metrics, "a") as file:
+    with files.naming(metrics), open(metrics, "a") as file:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_metrics(metrics: Path) -> list[dict[str, Any]]:
-    """The rounds recorded; a last line that a crash cut off is none"""
-    records = []
-    for line in metrics.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
-
-
 def keep_rounds(metrics: Path, last: int) -> None:
-    """Drops what was recorded after the checkpoint"""
-    lines = [json.dumps(record) + "\n" for record in read_metrics(metrics) if record["round"] <= last]
-    files.write(metrics, "".join(lines))
-
-
-def summarise(options: Config, records: list[dict[str, Any]], batched: bool) -> dict[str, Any]:
-    personal = records[-1]["accuracy"] is None
-    curve = [
-        r["personal_accuracy" if personal else "accuracy"] for r in records[1:] if r["accuracy"] is not None or personal
-    ]
-    phases = [r["seconds"] for r in records[1:]]
-    seconds = {name: sum(p[name] for p in phases) for name in ("train", "aggregate", "evaluate")}
-    total = sum(seconds.values())
-    return {
-        "label": options.label, "method": options.method, "seed": options.seed, "rounds": records[-1]["round"],
-        "finished": records[-1]["round"] >= options.rounds, "personal": personal, "accuracy": mean(curve[-AVERAGED:]),
-        "accuracy_last": curve[-1] if curve else None, "accuracy_best": max(curve, default=None),
-        "personal_accuracy": mean([r["personal_accuracy"] for r in records[1:]][-AVERAGED:]),
-        "seconds": seconds | {"total": total}, "rounds_per_second": len(phases) / total if total else None,
-        "aggregation_share": seconds["aggregate"] / total if total else None,
-        "training": "batched" if batched else "one by one",
-        "versions": {"fastagg": version("fastagg"), "torch": torch.__version__, "python": platform.python_version()},
-    }  # fmt: skip
+    """Drops what was recorded after the checkpoint, up to which every round must be there"""
+    records = [record for record in read_metrics(metrics) if record["round"] <= last]
+    first = next((r for r, record in enumerate(records) if record["round"] != r), len(records))
+    if first <= last:
+        raise ValueError(
+            f"{metrics} lacks round {first}, though the checkpoint is of round {last}; "
+            f"delete {metrics.parent}, or name another folder"
+        )
+    files.write(metrics, "".join(json.dumps(record) + "\n" for record in records))
