@@ -6,7 +6,8 @@ Logits T, weights lam = softmax(T), client vectors d_k = w_k - g:
 
 The whole objective and its gradient are read off the Gram, so optimiser steps cost microseconds, and with layers
 (FedAWA-L, Eq. 4) all of them are solved at once on [L, K] arrays. Distances read off a float32 Gram lose accuracy as
-its error (under 1e-6) over 1 - cos(d_k, d_j): fine until clients agree to a cosine of about 0.9999.
+its error (under 1e-6) over 1 - cos(d_k, d_j). Where clients agree so well that this matters, "paper" reads them once
+more, centred on one of them; "released" does not.
 
 A trap: minimised to the end, the objective collapses onto one client (whose distance to itself is 0). The method is
 a few small steps from the data shares, not an argmin.
@@ -127,7 +128,7 @@ class FedAWA(Aggregator):
             if self.variant == "cos":
                 weights, after = cosine_weights(gram.matrix.cpu().numpy(), cohort.n), None
             else:
-                weights, after = solve(gram, start, self)
+                weights, after = solve(gram, start, self, self._distances(cohort))
             result = self._mix(cohort, weights, out)
         if after is not None:
             if not np.isfinite(after).all():
@@ -171,6 +172,10 @@ class FedAWA(Aggregator):
             return cohort.ids
         positions = cohort.table.positions
         return range(cohort.K) if positions is None else [int(k) for k in positions]
+
+    def _distances(self, cohort: Cohort) -> Gram:
+        """What the distances between clients are read off; the released variant does not spend a read on digits"""
+        return cohort.distance_gram(self.layerwise) if self.variant == "paper" else cohort.gram(self.layerwise)
 
     def _mix(self, cohort: Cohort, weights: np.ndarray, out, with_gram: bool = False) -> Result:
         w = weights[..., None, :]
@@ -249,12 +254,20 @@ def softmax(T: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[[np.ndarray, bool], tuple]:
-    """(lam, want_loss) -> (loss, gradient), with all that does not depend on lam worked out once"""
+def _objective(
+    C: np.ndarray, numel, variant: str, reg: str | None, distances: np.ndarray | None = None
+) -> Callable[[np.ndarray, bool], tuple]:
+    """(lam, want_loss) -> (loss, gradient), with all that does not depend on lam worked out once.
+
+    distances   a Gram to read the distances of clients off, if another. On weights that sum to 1 they do not depend on
+                its center, nor does the gradient but for a constant, which a softmax takes no notice of.
+    """
     layers = C.ndim == 3
     c, b, G = C[:, :1, 0] if layers else C[0, 0], C[..., 0, 1:], np.ascontiguousarray(C[..., 1:, 1:])
     squares = np.einsum("...kk->...k", G).copy()
-    least = 1e-15 * squares + 1e-300  # of a squared distance: what float64 can tell from zero
+    H = G if distances is None else np.ascontiguousarray(distances[..., 1:, 1:])
+    own = squares if distances is None else np.einsum("...kk->...k", H).copy()
+    least = 1e-15 * own + 1e-300  # of a squared distance: what float64 can tell from zero
     r = np.zeros_like(squares)  # what "released" adds, linear in lam
     if variant == "released" and reg == "cos":
         r = _one_minus_cosine(c, b, squares, 1.0)
@@ -262,22 +275,23 @@ def _objective(C: np.ndarray, numel, variant: str, reg: str | None) -> Callable[
         r = squares / np.maximum(np.asarray(numel)[..., None], 1)
 
     def deviation(lam, want_loss):
-        Gl = _matvec(G, lam)
-        q = _dot(lam, Gl)  # ||sum lam d||^2
-        distance = np.sqrt(np.maximum(squares + q - 2 * Gl, least))  # ||d_k - sum lam d||
+        Hl = _matvec(H, lam)
+        distance = np.sqrt(np.maximum(own + _dot(lam, Hl) - 2 * Hl, least))  # ||d_k - sum lam d||
         pull = lam / distance
         cost = distance + r
-        gradient = cost + Gl * pull.sum(-1, keepdims=layers) - _matvec(G, pull)
-        return _dot(lam, cost) if want_loss else None, gradient, Gl, q
+        gradient = cost + Hl * pull.sum(-1, keepdims=layers) - _matvec(H, pull)
+        return _dot(lam, cost) if want_loss else None, gradient
 
     def released(lam, want_loss):
-        loss, gradient, _, _ = deviation(lam, want_loss)
+        loss, gradient = deviation(lam, want_loss)
         return _last(loss), gradient
 
     unit = _power_of_two(np.maximum(c, squares.max(-1, keepdims=layers)))
 
     def paper(lam, want_loss):
-        loss, gradient, Gl, q = deviation(lam, want_loss)
+        loss, gradient = deviation(lam, want_loss)
+        Gl = _matvec(G, lam)
+        q = _dot(lam, Gl)  # ||sum lam d||^2
         s = lam.sum(-1, keepdims=layers)
         a = _dot(lam, b)  # <sum lam d, g>
         if reg == "euc":
@@ -327,9 +341,10 @@ def _last(loss, more=0.0):
     return total[..., 0] if total.ndim else total
 
 
-def solve(gram: Gram, T: np.ndarray, o: FedAWA) -> tuple[np.ndarray, np.ndarray]:
+def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
-    f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg)
+    other = None if distances in (None, gram) else distances.matrix.cpu().numpy()
+    f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg, other)
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
     lam = softmax(T)
     for step in range(1, o.steps + 1):
