@@ -83,7 +83,8 @@ class Gram:
         mean = own[:, :, None] / 2 + own[:, None, :] / 2
         near = np.divide(squares, mean, out=np.ones_like(mean), where=(mean > 0) & np.isfinite(squares))
         near[:, np.arange(self.K), np.arange(self.K)] = np.inf
-        typical = np.sort(near, axis=-1)[..., (self.K - 1) // 2]  # the median of the K - 1 others, the upper if even
+        middle = (self.K - 1) // 2  # of the K - 1 others, the upper if these are even
+        typical = np.partition(near, middle, axis=-1)[..., middle]
         return np.where(typical.min(-1) < LOST * epsilon, typical.argmin(-1), -1)
 
     def cosine(self, of: str = "updates") -> Tensor:

@@ -66,3 +66,4 @@ def models(result):
 
 METHODS = sorted(REGISTRY)
 NEEDS_MANY = {"krum", "multi_krum"}  # K >= 2 f + 3
+ROBUST = {*NEEDS_MANY, "geometric_median", "centred_clipping"}  # what is not a parameter is a median

@@ -144,9 +144,7 @@ def test_the_previous_aggregate_is_saved_and_checked(tmp_path):
     for key, value in state["previous"].items():
         assert torch.equal(value, other.state_dict()["previous"][key])
     with pytest.raises(fastagg.InputError, match=r"'fc\.bias' is of shape \(3,\), but was of shape \(9,\)"):
-        other.aggregate(
-            *[[dict(sd, **{"fc.bias": torch.zeros(3)}) for sd in (g, *clients)][s] for s in (0, slice(1, 9))]
-        )
+        other.aggregate(g | {"fc.bias": torch.zeros(3)}, [sd | {"fc.bias": torch.zeros(3)} for sd in clients])
     with pytest.raises(fastagg.InputError, match="center='global' does not use"):
         CentredClipping().load_state_dict(state)
     state["previous"]["fc.bias"][0] = math.nan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import threading
@@ -88,6 +89,56 @@ def test_bits_do_not_depend_on_where_slabs_are_cut(dtype, tmp_path):
             same_numbers(found, expected)
             for path, model in zip(found.paths.values(), models(expected), strict=True):
                 assert_same_model(load_model(path), dict(model))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_medians_of_buffers(dtype, tmp_path):
+    """In several slabs; and clients without data set no integers"""
+    g, clients = make(5, CUT, dtype)
+    for k, sd in enumerate((g, *clients)):
+        sd["bn.num_batches_tracked"] = torch.tensor(k if k != 2 else 2**62)
+    clients[1]["bn.running_mean"][:] = 6e4
+    center, paths = write_round(tmp_path / "in", g, clients)
+    g, clients = read_round(center, paths)
+    for name, options in (("krum", {"f": 1}), ("geometric_median", {}), ("centred_clipping", {}), ("fedavg", {})):
+        sizes = [1, 0, 2, 3, 4]
+        expected = fastagg.aggregator(name, **options).aggregate(g, clients, sizes, IDS[:5])
+        assert expected["bn.num_batches_tracked"] < 10
+        for memory in (400_000, 10**9):
+            found = fastagg.aggregate_files(
+                name, center, paths, tmp_path / "o.safetensors", sizes=sizes, memory=memory, **options
+            )
+            same_numbers(found, expected)
+            assert_same_model(load_model(found.paths["o"]), dict(expected))
+            assert found.passes == (1 if name == "fedavg" else 2)
+    clients[3]["bn.running_mean"][-1] = math.nan
+    center, paths = write_round(tmp_path / "in", g, clients)
+    with pytest.raises(fastagg.NonFiniteError, match=r"client 3 \(id 'c3'\): key 'bn.running_mean'"):
+        fastagg.aggregate_files("krum", center, paths, tmp_path / "o.safetensors", memory=400_000)
+    found = fastagg.aggregate_files("krum", center, paths, tmp_path / "o.safetensors", f=0, on_nonfinite="drop")
+    expected = fastagg.krum(g, clients[:3] + clients[4:], f=0)
+    assert found.dropped == ["c3"]
+    assert_same_model(load_model(found.paths["o"]), dict(expected))
+
+
+def test_clients_that_agree_with_each_other(tmp_path):
+    """Their distances take one more read, of the files too."""
+    g, clients = make(5, CUT, scale=1e-5)
+    g = {key: value + 0.3 for key, value in g.items()}
+    center, paths = write_round(tmp_path / "in", g, clients)
+    g, clients = read_round(center, paths)
+    for name in ("krum", "geometric_median", "simagg"):
+        expected = fastagg.aggregator(name).aggregate(g, clients, client_ids=IDS[:5])
+        found = fastagg.aggregate_files(name, center, paths, tmp_path / "o.safetensors", memory=5_000_000)
+        same_numbers(found, expected)
+        assert_same_model(load_model(found.paths["o"]), dict(expected))
+        assert found.passes == 3
+
+
+def test_a_previous_aggregate_is_for_models_in_memory(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(3, CUT))
+    with pytest.raises(fastagg.InputError, match="center='previous' keeps an update in memory"):
+        fastagg.aggregate_files("centred_clipping", center, paths, tmp_path / "o.safetensors", center="previous")
 
 
 def test_the_reference_backend_gives_the_same_to_rounding(tmp_path):

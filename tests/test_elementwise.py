@@ -126,7 +126,7 @@ def test_every_client_is_looked_at():
     clients[4]["conv.weight"] += 1
     clients[4]["bn.running_var"][2] = math.nan
     for name, options in ROBUST.items():
-        with pytest.raises(fastagg.NonFiniteError, match="client 4: key 'bn.running_var'"):
+        with pytest.raises(fastagg.NonFiniteError, match=r"client 4: key 'bn.running_var'"):
             fastagg.aggregator(name, **options).aggregate(g, clients)
         found = fastagg.aggregator(name, on_nonfinite="drop", **options).aggregate(g, clients)
         assert found.dropped == [4]

@@ -122,8 +122,8 @@ def attacked(K, bad, magnitude, together):
 @pytest.mark.parametrize("magnitude", [1.0, 1e3, 1e6, 1e10, 1e12, 1e16, 1e20, 1e25, 1e30, 1e36])
 @pytest.mark.parametrize(("K", "bad", "together", "most"), [(8, 1, True, 0.5), (20, 9, True, 1.7), (20, 9, False, 1.0)])
 def test_no_magnitude_moves_it_further(K, bad, together, most, magnitude):
-    """Of 9 attackers among 20 at one place far away, 9 / sqrt(11^2 - 9^2) = 1.42 times what the honest are apart is what
-    the median itself moves by, where these are at right angles."""
+    """By 9 of 20 at one place far away the exact median is moved by 9 / sqrt(11^2 - 9^2) = 1.42 of the distance of
+    honest clients from their mean, where these are at right angles."""
     g, clients, mean, apart = attacked(K, bad, magnitude, together)
     result = geometric_median(g, clients)
     assert (flat(result) - mean).norm() < most * apart

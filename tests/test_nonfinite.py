@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cohort import assert_same_bits, assert_unchanged, make, snapshot
-from every_method import METHODS, NEEDS_MANY, OPTIONS, K, cohort, models, round_info, run
+from every_method import METHODS, OPTIONS, K, cohort, models, round_info, run
 
 import fastagg
 from fastagg.methods.common import REGISTRY

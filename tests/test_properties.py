@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cohort import clone
-from every_method import METHODS, NEEDS_MANY, OPTIONS, models, proxy
+from every_method import METHODS, OPTIONS, models, proxy
 from every_method import cohort as net_round
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -375,8 +375,6 @@ def test_clients_that_are_not_finite(name, data, machine):
     given = data.draw(tasks(name, least=7))
     r, ids = given.round, given.ids
     keys = [key for key, x in r.plain_g.items() if x.dtype in FLOATING and x.numel()]
-    if name in NEEDS_MANY:  # of clients that are not taken, only parameters are looked at
-        keys = [key for key in keys if is_parameter(key)]
     assume(keys)
     clients, bad = poisoned(data, r, keys)
     good = [k for k in range(r.K) if k not in bad]

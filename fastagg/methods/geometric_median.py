@@ -6,9 +6,9 @@ by the smoothed Weiszfeld algorithm: from a start near the medoid, again and aga
 
     beta_k = n_k / max(nu, ||v - w_k||),      v = sum_k beta_k w_k / sum_k beta_k
 
-Every v is a mean of the clients, sum_k l_k w_k, so ||v - w_k||^2 = G_kk - 2 (G l)_k + l'G l with G the inner products of
-the updates, and an iteration is one K-by-K product. No term is larger than the square of a distance from the center of
-the Gram to w_k or to v, so a client far away, whose l_k is small, takes no digits from the distances of the others.
+Every v is a mean of the clients, sum_k l_k w_k, so ||v - w_k||^2 = G_kk - 2 (G l)_k + l'G l with G the inner products
+of the updates, and an iteration is one K-by-K product. The terms are ||w_k - g||^2, ||v - g||^2 and the like, so a
+client far away takes no digits from the distances of the others, once its l_k is small.
 
 The medoid is the client with the least sum of distances. From there attackers who are far away, but fewer than half,
 are far away in the first iteration already. From the mean, which they can place anywhere, every iteration would make up
