@@ -411,7 +411,7 @@ def test_page_in_a_browser(pair, tmp_path):
     groups, page = pair
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
                f"--user-data-dir={tmp_path}", page.as_uri()]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr
     assert done.stdout.count("<figure") == len(re.findall(r"</svg>\s*</figure>", done.stdout)) == len(drawn(groups))
