@@ -308,7 +308,7 @@ def check_memory(tensor: torch.Tensor, who: str, key: str) -> None:
     """A storage can be freed, or made smaller, under a tensor that keeps its shape."""
     try:
         (start, stop), storage = extent(tensor), tensor.untyped_storage()
-        there = start == stop or storage.data_ptr() <= start and stop <= storage.data_ptr() + storage.nbytes()
+        there = start == stop or (storage.data_ptr() <= start and stop <= storage.data_ptr() + storage.nbytes())
     except RuntimeError:  # a wrapper, whose numbers are elsewhere
         there = False
     if not there:

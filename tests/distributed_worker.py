@@ -17,7 +17,6 @@ from distributed_checks import a_rank_that_dies
 from distributed_parts import CHECKS, MESHES
 from torch.distributed.device_mesh import DeviceMesh
 
-
 PATIENCE = timedelta(minutes=30)  # of the groups, with ranks that are slow; one that has died is noticed at once
 
 

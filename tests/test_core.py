@@ -118,7 +118,10 @@ def test_out_must_not_overlap_the_weights(kind):
     memory = torch.full((6,), 0.5, dtype=dtype)
     weights = memory[:3].numpy() if kind == "numpy" else memory[:3]
     g, clients = make(3, {"w": (3,)}, dtype)
-    for call in (lambda out: fastagg.mix(clients, weights, out=out), lambda out: fastagg.gram_mix(g, clients, weights, out=out)):
+    for call in (
+        lambda out: fastagg.mix(clients, weights, out=out),
+        lambda out: fastagg.gram_mix(g, clients, weights, out=out),
+    ):
         for first in (0, 2):
             with pytest.raises(fastagg.InputError, match="out: key 'w' shares memory with an input"):
                 call({"w": memory[first : first + 3]})

@@ -556,7 +556,9 @@ def test_an_extra_key_costs_no_more_than_others(scan):
     assert Counted.times < 50 * len(keys)
 
 
-@pytest.mark.parametrize(("prefix", "wrapper"), [("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")])
+@pytest.mark.parametrize(
+    ("prefix", "wrapper"), [("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")]
+)
 def test_the_prefix_of_a_wrapper_is_explained(scan, cohort, prefix, wrapper):
     g, clients = cohort
     wrapped = {prefix + key: value for key, value in clients[1].items()}
@@ -564,7 +566,7 @@ def test_the_prefix_of_a_wrapper_is_explained(scan, cohort, prefix, wrapper):
     with pytest.raises(fastagg.InputError, match=re.escape(f"client 1: key 'conv.weight' is missing; {hint}")):
         fastagg.fedavg(g, [clients[0], wrapped])
     both = {f"module._orig_mod.{key}": value for key, value in clients[1].items()}
-    with pytest.raises(fastagg.InputError, match="its keys have the prefix 'module.'"):
+    with pytest.raises(fastagg.InputError, match=r"its keys have the prefix 'module\.'"):
         fastagg.fedavg(g, [both])
     hint = f"client 0: key '{prefix}conv.weight' is missing; the other model's keys have the prefix {prefix!r}"
     with pytest.raises(fastagg.InputError, match=re.escape(hint)):
@@ -572,7 +574,7 @@ def test_the_prefix_of_a_wrapper_is_explained(scan, cohort, prefix, wrapper):
     with pytest.raises(fastagg.InputError, match=f"out: key .*; its keys have the prefix '{prefix}'"):
         fastagg.fedavg(g, clients, out={key: value.clone() for key, value in wrapped.items()})
     del wrapped[f"{prefix}bn.bias"]  # not only the prefix
-    with pytest.raises(fastagg.InputError, match="is missing$"):
+    with pytest.raises(fastagg.InputError, match=r"is missing$"):
         fastagg.fedavg(g, [wrapped])
 
 
@@ -580,7 +582,9 @@ def test_one_model_given_as_several_clients(scan, cohort):
     g, clients = cohort
     live = torch.nn.Linear(4, 5)
     for same in ([live.state_dict()] * 3, [live.state_dict() for _ in range(3)]):
-        with pytest.warns(UserWarning, match=r"client 0, client 1, client 2 are the same tensors.*value\.clone") as said:
+        with pytest.warns(
+            UserWarning, match=r"client 0, client 1, client 2 are the same tensors.*value\.clone"
+        ) as said:
             fastagg.fedavg(None, same)
         assert [w.filename for w in said] == [__file__]
     with pytest.warns(UserWarning, match=r"client 0 \(id 'a'\), client 2 \(id 'c'\) are the same"):

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     except (InputError, OSError) as error:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
-        return _fail(f"--report needs {error.name}; pip install 'fastagg[sim]'", 2)
+        return _fail(f"--report needs {error.name}; pip install '.[sim]' in a clone of fastagg", 2)
     except KeyboardInterrupt:
         return _fail("stopped; nothing was written", 130)
 

@@ -41,8 +41,8 @@ class FastAgg(Served, FedAvg):
     options      FedAvg's own arguments (fraction_fit, ...), and the method's
 
     Clients are told apart by their cid. What a method wants of each client is read from its metrics; a list, which this
-    API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON likewise. A client with a loss or
-    metric that is NaN or infinite is left out of what the metrics functions get. All else is as in
+    API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON likewise. The functions that
+    average metrics get no client with a loss or metric that is NaN or infinite. All else is as in
     fastagg.integrations.flower.FastAgg, but for bfloat16: these clients send NumPy arrays, which have no such dtype.
     """
 
@@ -102,7 +102,8 @@ class FastAgg(Served, FedAvg):
             [(client.cid, (client, reply)) for client, reply in results],
             lambda cid, pair: Reply(cid, pair, check_size(cid, "num_examples", pair[1].num_examples)),
         )
-        good = [r for r in good if not not_finite(r.node, {**r.origin[1].metrics, "EvaluateRes.loss": r.origin[1].loss})]
+        told = [(reply, reply.origin[1]) for reply in good]
+        good = [r for r, given in told if not not_finite(r.node, {**given.metrics, "EvaluateRes.loss": given.loss})]
         if not any(reply.size for reply in good):
             return None, {}
         return super().aggregate_evaluate(server_round, [reply.origin for reply in good], failures)

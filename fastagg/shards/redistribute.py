@@ -194,8 +194,8 @@ def _checked(global_sd, client_sds, client_ids, sizes, bucket_bytes) -> tuple[ta
 
 
 def _checksums(tensors: list[torch.Tensor]) -> list[int]:
-    """Sums of the bits, which read a model at the speed of memory: no proof against forgery, but ranks that started from
-    another seed, or missed a round, are noticed."""
+    """Sums of the bits, at the speed of memory. They are no proof against forgery, but show that a rank started from
+    another seed, or missed a round."""
     sums = []
     for tensor in tensors:
         raw = tensor.detach().reshape(-1).view(torch.uint8)

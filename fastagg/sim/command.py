@@ -71,7 +71,7 @@ def main(name: str, argv: list[str]) -> int:
         print(f"fastagg {name}: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"fastagg {name}: needs {error.name}; pip install 'fastagg[sim]'", file=sys.stderr)
+        print(f"fastagg {name}: needs {error.name}; pip install '.[sim]' in a clone of fastagg", file=sys.stderr)
         return 2
 
 

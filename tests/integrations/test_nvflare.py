@@ -329,7 +329,9 @@ def test_metrics_that_cannot_be_averaged(sent, returned, strange):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan"), np.array([np.nan])])
 def test_metrics_that_are_not_finite_are_left_out_of_averages(sent, returned, bad):
     for on_nonfinite in ("raise", "drop"):
-        result = run(FastAggAggregator(on_nonfinite=on_nonfinite), sent, returned, sizes=(1, 5, 3), accuracy=(0.1, bad, 0.5))
+        result = run(
+            FastAggAggregator(on_nonfinite=on_nonfinite), sent, returned, sizes=(1, 5, 3), accuracy=(0.1, bad, 0.5)
+        )
         assert result.metrics == pytest.approx({"accuracy": 0.4})
         assert list(result.meta["fastagg_weights"]) == list(SITES)  # its model counts
     assert run(FastAggAggregator(), sent, returned, accuracy=(bad, bad, bad)).metrics is None
