@@ -40,15 +40,15 @@ def _prefixes(key: Any) -> list[str]:
     return found
 
 
-def warn_of_same_tensors(address: np.ndarray, name: Callable[[int], str]) -> None:
+def warn_of_same_tensors(address: np.ndarray, real: np.ndarray, name: Callable[[int], str]) -> None:
     """[model.state_dict()] * 3 is one live model three times. That clients share some tensors, such as a frozen part of
-    the model, is fine. address [T, K] is that of tensors which are not empty."""
-    first = address[0].tolist() if len(address) else []
+    the model, is fine. address is [T, K]; real [T] says which tensors have elements."""
+    first = address[real.argmax()].tolist() if real.any() else []
     if len(set(first)) == len(first):
         return  # as in nearly every call: it costs a microsecond
     same: dict[bytes, list[int]] = {}
     for k in range(len(first)):
-        same.setdefault(address[:, k].tobytes(), []).append(k)
+        same.setdefault(address[real, k].tobytes(), []).append(k)
     group = max(same.values(), key=len)
     if len(group) > 1:
         names = ", ".join(map(name, group[:5])) + ", ..." * (len(group) > 5)

@@ -189,7 +189,7 @@ def build(
         _read(sd, layout, device, client_name(k, client_ids), client_address, k, other_inputs)
         for k, sd in enumerate(client_sds)
     ]
-    warn_of_same_tensors(client_address[layout.numel > 0], lambda k: client_name(k, client_ids))
+    warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
     return Table(
         layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
         client_ids,
@@ -306,9 +306,14 @@ def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> t
 
 def check_memory(tensor: torch.Tensor, who: str, key: str) -> None:
     """A storage can be freed, or made smaller, under a tensor that keeps its shape."""
+    count = tensor.numel()
+    if not count:
+        return
+    if not tensor.is_contiguous():
+        count = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
     try:
-        (start, stop), storage = extent(tensor), tensor.untyped_storage()
-        there = start == stop or (storage.data_ptr() <= start and stop <= storage.data_ptr() + storage.nbytes())
+        there = tensor.data_ptr() and needed <= tensor.untyped_storage().nbytes()
     except RuntimeError:  # a wrapper, whose numbers are elsewhere
         there = False
     if not there:
