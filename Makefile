@@ -14,6 +14,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -q --disable-pip-version-check
+# Builds with what is in $(VENV): build-requirements.txt, and not whatever pip would fetch for the occasion
+BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
 NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu \
   tests/native/*.*))
@@ -43,7 +46,7 @@ test-nightly: $(VENV)/ready
 sanitize: $(SANITIZERS)
 sanitize-address: WITH := address,undefined
 sanitize-thread: WITH := thread
-$(SANITIZERS): $(VENV)/cmake
+$(SANITIZERS): $(VENV)/build
 	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DFASTAGG_SANITIZE=$(WITH)
 	$(BIN)/cmake --build build/$@
@@ -78,8 +81,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Editable, so that a change of a .py file needs no step; a change of a native file builds again.
-$(VENV)/ready: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test,demo]"
+$(VENV)/ready: $(SOURCES) $(VENV)/build
+	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[test,demo]"
 	touch $@
 
 # The package as its users get it, built once, with the framework as its extra
@@ -91,19 +94,19 @@ $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
-build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py)
+build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py) $(VENV)/build
 	rm -rf build/wheel build/lib.* build/bdist.*
-	FASTAGG_CUDA=0 $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
+	FASTAGG_CUDA=0 $(BUILD) wheel --no-build-isolation --no-deps -w build/wheel .
 	touch $@
 
 $(VENV)/bench: $(VENV)/ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	touch $@
 
 $(VENV)/lint: constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check ruff==0.17.4 clang-format==23.1.3
+	$(PIP) install ruff==0.17.4 clang-format==23.1.3
 	touch $@
 
-$(VENV)/cmake: | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check cmake==4.4.4 ninja==1.13.2
+$(VENV)/build: build-requirements.txt | $(BIN)/python
+	$(PIP) install --require-hashes --only-binary :all: -r build-requirements.txt
 	touch $@

@@ -1,4 +1,4 @@
-"""FedAvg as Flower and NVFlare compute it, on the same models, where installed (pip install fastagg[bench])."""
+"""FedAvg as Flower and NVFlare compute it, on the same models, where installed (pip install '.[bench]')."""
 
 from __future__ import annotations
 

@@ -52,6 +52,8 @@ def mix(
     """
     check = _checks(on_nonfinite)
     table = tables.build(None, client_sds, layers=layers)
+    if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
+        table.other_inputs.append(tables.extent(weights))  # an input as others are
     weights, several = _mix_weights(table, weights, layerwise)
     row = rows(table, layerwise)
     if weights.requires_grad:
@@ -78,6 +80,8 @@ def gram_mix(
     """
     check = _checks(on_nonfinite)
     table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
+    if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
+        table.other_inputs.append(tables.extent(weights))  # an input as others are
     weights, several = _mix_weights(table, weights, layerwise)
     matrix, results = gram_mix_of(
         table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend, check=check

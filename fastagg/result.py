@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fastagg import large_pages
-from fastagg.table import InputError, StateDict, Table, as_tensor, scan
+from fastagg.hints import prefix_hint
+from fastagg.table import InputError, StateDict, Table, as_tensor, check_memory, scan
 
 if TYPE_CHECKING:
     from fastagg.gram import Gram
@@ -112,7 +113,8 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
     layout = table.layout
     if len(sd) != table.T or any(key not in sd for key in layout.keys):
         wrong = next(iter(set(layout.keys) ^ set(sd)))
-        raise InputError(f"{who}: key {wrong!r} is {'missing' if wrong in layout.keys else 'not in the model'}")
+        fault = "missing" if wrong in layout.keys else "not in the model"
+        raise InputError(f"{who}: key {wrong!r} is {fault}{prefix_hint(sd, layout.keys)}")
     row, odd = scan(sd, layout, table.device, address, m)
     for t in odd:
         key = layout.keys[t]
@@ -127,6 +129,7 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
         expected = (layout.shapes[t], layout.dtypes[t], table.device)
         if found != expected:
             raise InputError(f"{who}: key {key!r} is {_form(found)}, expected {_form(expected)}")
+        check_memory(tensor, who, key)
         if not tensor.is_contiguous() or tensor.is_neg():
             raise InputError(f"{who}: key {key!r} is not contiguous")
         address[t, m] = tensor.data_ptr()
@@ -151,7 +154,7 @@ def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
     inputs = table.client_address[real]
     if table.center is not None:
         inputs = np.concatenate([inputs, table.center_address[real, None]], axis=1)
-    input_start, input_stop = _intervals(inputs, size[real], table.copied)
+    input_start, input_stop = _intervals(inputs, size[real], table.other_inputs)
     reach = np.maximum.accumulate(input_stop)  # inputs may overlap each other
     before = np.searchsorted(input_start, stop, side="left")  # inputs that start before this output stops
     hit = (before > 0) & (reach[before - 1] > start)

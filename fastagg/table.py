@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastagg.hints import prefix_hint, warn_of_same_tensors
+
 try:
     from fastagg import _cpu
 except ImportError:  # no native module on this platform: the reference backend needs none
@@ -88,7 +90,8 @@ class Table:
     center_address: np.ndarray  # [T] int64; zeros without a global model
     as_numpy: tuple[bool, ...]  # [T]: results for this key are NumPy arrays, as the caller's are
     metadata: Any = None  # state_dict()'s _metadata, handed on to results
-    copied: list[tuple[int, int]] = field(default_factory=list)  # [first byte, past the last) of what had to be copied
+    # [first byte, past the last) of inputs that are not among the addresses: tensors that had to be copied, for one
+    other_inputs: list[tuple[int, int]] = field(default_factory=list)
     client_ids: Sequence[Any] | None = None  # for messages
     positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
 
@@ -109,7 +112,7 @@ class Table:
             self,
             clients=[self.clients[k] for k in order],
             client_address=np.ascontiguousarray(self.client_address[:, order]),
-            copied=[*self.copied, *map(tuple, extents)],
+            other_inputs=[*self.other_inputs, *map(tuple, extents)],
             positions=[k if self.positions is None else self.positions[k] for k in order],
         )
 
@@ -179,16 +182,18 @@ def build(
     K, T = len(client_sds), len(layout.keys)
     client_address = np.empty((T, K), dtype=np.int64)
     center_address = np.zeros((T, 1), dtype=np.int64)
-    center, copied = None, []
+    center, other_inputs = None, []
     if global_sd is not None:
-        center = _read(global_sd, layout, device, who, center_address, 0, copied)
+        center = _read(global_sd, layout, device, who, center_address, 0, other_inputs)
     clients = [
-        _read(sd, layout, device, client_name(k, client_ids), client_address, k, copied)
+        _read(sd, layout, device, client_name(k, client_ids), client_address, k, other_inputs)
         for k, sd in enumerate(client_sds)
     ]
+    warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
     return Table(
-        layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, copied, client_ids
-    )
+        layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
+        client_ids,
+    )  # fmt: skip
 
 
 def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...]]:
@@ -238,20 +243,22 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
     return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
 
 
-def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, column: int, copied: list) -> list:
-    """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]."""
+def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, column: int, others: list) -> list:
+    """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]. Where the
+    caller's own memory is not the one read, it is added to others."""
     tensors, odd = scan(sd, layout, device, address, column)
     for t in odd:
         key = layout.keys[t]
         if key not in sd:
-            raise InputError(f"{who}: key {key!r} is missing")
+            raise InputError(f"{who}: key {key!r} is missing{prefix_hint(sd, layout.keys)}")
         given = as_tensor(sd[key], who, key)
         tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
         address[t, column] = tensors[t].data_ptr()
         if tensors[t] is not sd[key]:
-            copied.append(extent(sd[key]))
+            others.append(extent(sd[key]))
     if len(sd) != len(layout.keys):
-        extra = next(key for key in sd if key not in set(layout.keys))
+        known = set(layout.keys)
+        extra = next(key for key in sd if key not in known)
         raise InputError(f"{who}: key {extra!r} is not in the model it is compared with")
     return tensors
 
@@ -270,12 +277,16 @@ def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int
 def extent(value: Any) -> tuple[int, int]:
     """[first byte, past the last) of the memory a tensor or array looks at"""
     if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    array = np.asarray(value)
-    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)] if array.size else []
-    start = array.__array_interface__["data"][0]
-    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + array.itemsize
+        tensor = _plain(value)
+        start, width = tensor.data_ptr(), tensor.element_size()
+        shape, strides = tensor.shape, [width * stride for stride in tensor.stride()]
+    else:
+        array = np.asarray(value)
+        start, width, shape, strides = array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides
+    if 0 in shape:
+        return start, start
+    reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + width
 
 
 def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
@@ -287,15 +298,38 @@ def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> t
         raise InputError(
             f"{who}: key {key!r} is on {tensor.device}, expected {device}: all models must be on one device"
         )
-    if tensor.numel() and not tensor.data_ptr():
-        raise InputError(f"{who}: key {key!r} has no memory: its storage was freed")
+    check_memory(tensor, who, key)
     if tensor.is_contiguous() and not tensor.is_neg():
         return tensor
     return tensor.detach().resolve_neg().contiguous()
 
 
+def check_memory(tensor: torch.Tensor, who: str, key: str) -> None:
+    """A storage can be freed, or made smaller, under a tensor that keeps its shape."""
+    count = tensor.numel()
+    if not count:
+        return
+    if not tensor.is_contiguous():
+        count = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
+    try:
+        there = tensor.data_ptr() and needed <= tensor.untyped_storage().nbytes()
+    except RuntimeError:  # a wrapper, whose numbers are elsewhere
+        there = False
+    if not there:
+        raise InputError(f"{who}: key {key!r} has no memory: its storage was freed, or is smaller than its shape")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor is, whatever its class says: a subclass may answer anything when asked for its shape or address"""
+    if type(tensor) in _PLAIN:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return torch.Tensor.as_subclass(tensor, torch.Tensor)
+
+
 def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
-    """The value as a dense tensor over the same memory."""
+    """The value as a dense tensor over the same memory, of torch's own class."""
     if type(value) in _PLAIN and value.layout is torch.strided and not (value.is_meta or value.is_nested):
         return value
     if isinstance(value, np.ndarray | np.generic):
@@ -305,7 +339,7 @@ def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
     kind = next((kind for kind, is_kind in _UNSUPPORTED if is_kind(value)), None)
     if kind is not None:
         raise InputError(f"{who}: key {key!r} is a {kind} tensor; only ordinary dense tensors can be aggregated")
-    return value
+    return _plain(value)
 
 
 class _Writable:

@@ -6,7 +6,6 @@ import copy
 import math
 import os
 import signal
-import time
 from functools import partial
 
 import numpy as np
@@ -164,9 +163,7 @@ def a_rank_that_fails(group, rank, ranks):
                 there(given, server)
             given |= more or {}
         state = copy.deepcopy(server.state_dict())
-        start = time.perf_counter()
         told = raises(kind, prefix + words, lambda: server.aggregate(**given))
-        assert time.perf_counter() - start < 10
         same_everywhere(group, told)
         assert same_state(server.state_dict(), state)
         assert same_everywhere(group, "still there") is None
@@ -283,11 +280,9 @@ def a_rank_that_dies(group, rank, ranks):
     state = copy.deepcopy(server.state_dict())
     if rank == ranks - 1:
         server.round = lambda *args, **more: os.kill(os.getpid(), signal.SIGKILL)
-    start = time.perf_counter()
     try:
         server.aggregate(g, clients)
     except RuntimeError:
-        assert time.perf_counter() - start < 15
         assert same_state(server.state_dict(), state)
         return
     raise AssertionError("nothing was raised")

@@ -93,6 +93,9 @@ def distribute_what_is_wrong(group, rank, ranks):
     refuse("no clients: no rank has any", [])
     other = {**g, "fc.bias": torch.ones(5)} if rank == bad else g
     refuse("the ranks differ in the global model's shapes", [], g=other)
+    other = {key: value.clone() for key, value in g.items()}
+    other["fc.bias"][1] += 0.25 * (rank == bad)
+    refuse("the ranks differ in the global model's values of 'fc.bias': checksum", g=other)
     refuse("bucket_bytes=0; expected", bucket_bytes=0)
     part = fastagg.distribute(g, share_of(clients, rank, ranks), group)
     raises(fastagg.InputError, "dst=9; expected a rank", lambda: part.gather(part.global_sd, dst=9))

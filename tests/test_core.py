@@ -112,6 +112,23 @@ def test_out_must_not_overlap_an_input(cohort, case):
         fastagg.fedavg(g, clients, out=out)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, "numpy"], ids=str)
+def test_out_must_not_overlap_the_weights(kind):
+    dtype = torch.float64 if kind == "numpy" else kind
+    memory = torch.full((6,), 0.5, dtype=dtype)
+    weights = memory[:3].numpy() if kind == "numpy" else memory[:3]
+    g, clients = make(3, {"w": (3,)}, dtype)
+    for call in (
+        lambda out: fastagg.mix(clients, weights, out=out),
+        lambda out: fastagg.gram_mix(g, clients, weights, out=out),
+    ):
+        for first in (0, 2):
+            with pytest.raises(fastagg.InputError, match="out: key 'w' shares memory with an input"):
+                call({"w": memory[first : first + 3]})
+        assert (memory[:3] == 0.5).all()
+        call({"w": memory[3:]})
+
+
 def test_out_next_to_an_input_is_fine(cohort):
     g, clients = cohort
     memory = torch.zeros(80)

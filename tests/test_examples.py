@@ -18,9 +18,9 @@ INTEGRATIONS = ROOT / "docs/integrations.md"
 
 
 def test_plain_pytorch_learns():
-    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install 'fastagg[sim]'")
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install '.[sim]'")
     done = subprocess.run(
-        [sys.executable, ROOT / "examples/plain_pytorch.py"], capture_output=True, text=True, timeout=300, cwd=ROOT
+        [sys.executable, ROOT / "examples/plain_pytorch.py"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     accuracy: dict[str, list[float]] = {}
@@ -31,6 +31,19 @@ def test_plain_pytorch_learns():
         assert len(values) == 15
         assert values[0] < 0.5  # ten digits: 0.1 by guessing
         assert values[-1] > 0.7
+
+
+def test_what_to_install_is_said_as_it_works_from_a_clone():
+    """fastagg is on no package index"""
+    extras = re.search(
+        r"\[project\.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.DOTALL
+    )
+    known = set(re.findall(r"^(\w+) = \[", extras[1], re.MULTILINE))
+    files = [path for folder in ("fastagg", "docs", "examples", "benchmarks") for path in (ROOT / folder).rglob("*")]
+    for path in [*ROOT.glob("*.md"), *(path for path in files if path.suffix in (".py", ".md"))]:
+        text = path.read_text()
+        assert not re.search(r"pip install\s+['\"]?fastagg\b", text), path
+        assert set(re.findall(r"'\.\[(\w+)\]'", text)) <= known, path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Ctrl-C during a long call: honoured within a second, nothing remembered of the call, nothing broken after it."""
+"""Ctrl-C during a long call: honoured long before its end, nothing remembered of the call, nothing broken after it."""
 
 from __future__ import annotations
 
@@ -32,30 +32,36 @@ def cohort():
 
 def interrupted_after(call, raises, delay=0.3):
     """Seconds from the signal to the exception"""
-    sent = []
 
     def handler(*_):
-        sent.append(time.monotonic())
         raise raises
 
     former = signal.signal(signal.SIGALRM, handler)
+    begin = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, delay)
     try:
         with pytest.raises(raises):
             call()
-        return time.monotonic() - sent[0]
+        return time.monotonic() - begin - delay
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+
+
+def assert_stops(call, part, parts, raises=KeyboardInterrupt):
+    """In less than half of the time that the whole call takes: many times that of a part, on this machine, now"""
+    begin = time.monotonic()
+    part()
+    whole = parts * (time.monotonic() - begin)
+    assert interrupted_after(call, raises) < whole / 2
 
 
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, Stopped])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_gram_stops(cohort, threads, raises):
     torch.set_num_threads(threads)
-    started = time.monotonic()
-    interrupted_after(lambda: fastagg.gram(*cohort), raises)
-    assert time.monotonic() - started < 0.3 + 1  # of the several seconds that it takes
+    g, *clients = ({"w": sd["w"][: 1 << 16]} for sd in (cohort[0], *cohort[1]))
+    assert_stops(lambda: fastagg.gram(*cohort), lambda: fastagg.gram(g, clients), 1 << 6, raises)
     small = [{"w": sd["w"][:1000]} for sd in (cohort[0], *cohort[1][:3])]  # and all is as before
     expected = fastagg.gram(small[0], small[1:], backend="reference").matrix
     torch.testing.assert_close(fastagg.gram(small[0], small[1:]).matrix, expected, rtol=1e-5, atol=1e-4)
@@ -66,9 +72,8 @@ def test_a_mix_into_many_models_stops(cohort, threads):
     torch.set_num_threads(threads)
     clients = [{"w": sd["w"][: 1 << 19]} for sd in cohort[1]]
     weights = torch.full((K, K), 1 / K, dtype=torch.float64)
-    started = time.monotonic()
-    interrupted_after(lambda: fastagg.mix(clients, weights), KeyboardInterrupt)
-    assert time.monotonic() - started < 0.3 + 1
+    few = [{"w": sd["w"][: 1 << 13]} for sd in clients]
+    assert_stops(lambda: fastagg.mix(clients, weights), lambda: fastagg.mix(few, weights), 1 << 6)
 
 
 def test_a_round_leaves_no_trace(cohort):

@@ -141,7 +141,7 @@ def test_digits():
 
 def test_digits_without_sklearn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"pip install fastagg\[sim\]"):
+    with pytest.raises(DataError, match=r"pip install '\.\[sim\]' in a clone"):
         load("digits")
 
 

@@ -460,3 +460,138 @@ def test_native_scan_tells_devices_apart():
         assert found == odd
         if not odd:
             assert address[:, 0].tolist() == [v.data_ptr() for v in sd.values()]
+
+
+class Liar(torch.Tensor):
+    """Has the memory of one shape and claims another"""
+
+    shape = property(lambda self: torch.Size((4000,)))
+
+    def numel(self):
+        return 4000
+
+    def is_contiguous(self, **_):
+        return True
+
+
+@pytest.mark.parametrize("position", [0, 1, "global"])
+def test_a_subclass_that_lies_about_its_shape(scan, position):
+    small, big = torch.ones(8).as_subclass(Liar), torch.ones(4000)
+    assert small.shape == (4000,)
+    if position == "global":
+        with pytest.raises(fastagg.InputError, match=r"client 0: key 'w' has shape \(4000,\), expected \(8,\)"):
+            fastagg.fedawa({"w": small}, [{"w": big}])
+        return
+    clients = [{"w": big}, {"w": big.clone()}]
+    clients[position]["w"] = small
+    with pytest.raises(fastagg.InputError, match=r"client 1: key 'w' has shape \(\d+,\), expected \(\d+,\)"):
+        fastagg.mix(clients, [0.5, 0.5])
+    with pytest.raises(fastagg.InputError, match=r"out: key 'w' is torch.float32 \(8,\)"):
+        fastagg.mix([{"w": big}], [1.0], out={"w": small})
+    alone = fastagg.mix([{"w": small}], [0.5])["w"]  # is taken for what it is
+    assert type(alone) is torch.Tensor
+    assert alone.tolist() == [0.5] * 8
+
+
+class Wrapper(torch.Tensor):
+    """Has no memory of its own, and does not say what it wraps"""
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (40,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return torch.ones(40)
+
+
+def test_wrappers_are_refused(scan):
+    for clients in ([{"w": Wrapper()}], [{"w": torch.ones(40)}, {"w": Wrapper()}]):
+        with pytest.raises(fastagg.InputError, match=f"client {len(clients) - 1}: key 'w' has no memory"):
+            fastagg.mix(clients, [0.5] * len(clients))
+    with pytest.raises(fastagg.InputError, match="out: key 'w' has no memory"):
+        fastagg.mix([{"w": torch.ones(40)}], [1.0], out={"w": Wrapper()})
+
+
+@pytest.mark.parametrize("left", [0, 8])
+def test_memory_that_is_gone(scan, left):
+    """Or a part of it. Of ordinary tensors the native scan sees only whether there is any."""
+    shrunk = torch.ones(40).as_subclass(type("Other", (torch.Tensor,), {}))
+    shrunk.untyped_storage().resize_(left)
+    clients = [{"w": torch.ones(40)}, {"w": torch.ones(40)}]
+    with pytest.raises(fastagg.InputError, match="client 0: key 'w' has no memory"):
+        fastagg.mix([{"w": shrunk}, *clients], [1.0] * 3)
+    with pytest.raises(fastagg.InputError, match="out: key 'w' has no memory"):
+        fastagg.mix(clients, [0.5, 0.5], out={"w": shrunk})
+    with pytest.raises(fastagg.InputError, match="the global model: key 'w' has no memory"):
+        fastagg.fedawa({"w": shrunk}, clients)
+
+
+def test_out_that_was_freed(scan):
+    freed = torch.ones(40)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(fastagg.InputError, match="out: key 'w' has no memory"):
+        fastagg.mix([{"w": torch.ones(40)}], [1.0], out={"w": freed})
+
+
+class Counted(str):
+    """A key that counts how often it is looked up"""
+
+    times = 0
+
+    def __hash__(self):
+        Counted.times += 1
+        return super().__hash__()
+
+    __eq__ = str.__eq__
+
+
+def test_an_extra_key_costs_no_more_than_others(scan):
+    keys = [Counted(f"{n}.weight") for n in range(200)]
+    g, client = ({key: torch.ones(1) for key in keys} for _ in range(2))
+    client["more"] = torch.ones(1)
+    Counted.times = 0
+    with pytest.raises(fastagg.InputError, match="client 0: key 'more' is not in the model"):
+        fastagg.fedavg(g, [client])
+    assert Counted.times < 50 * len(keys)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wrapper"), [("module.", "DistributedDataParallel"), ("_orig_mod.", "torch.compile")]
+)
+def test_the_prefix_of_a_wrapper_is_explained(scan, cohort, prefix, wrapper):
+    g, clients = cohort
+    wrapped = {prefix + key: value for key, value in clients[1].items()}
+    hint = f"its keys have the prefix {prefix!r}, which {wrapper} adds. Remove it"
+    with pytest.raises(fastagg.InputError, match=re.escape(f"client 1: key 'conv.weight' is missing; {hint}")):
+        fastagg.fedavg(g, [clients[0], wrapped])
+    both = {f"module._orig_mod.{key}": value for key, value in clients[1].items()}
+    with pytest.raises(fastagg.InputError, match=r"its keys have the prefix 'module\.'"):
+        fastagg.fedavg(g, [both])
+    hint = f"client 0: key '{prefix}conv.weight' is missing; the other model's keys have the prefix {prefix!r}"
+    with pytest.raises(fastagg.InputError, match=re.escape(hint)):
+        fastagg.fedavg(wrapped, clients)
+    with pytest.raises(fastagg.InputError, match=f"out: key .*; its keys have the prefix '{prefix}'"):
+        fastagg.fedavg(g, clients, out={key: value.clone() for key, value in wrapped.items()})
+    del wrapped[f"{prefix}bn.bias"]  # not only the prefix
+    with pytest.raises(fastagg.InputError, match=r"is missing$"):
+        fastagg.fedavg(g, [wrapped])
+
+
+def test_one_model_given_as_several_clients(scan, cohort):
+    g, clients = cohort
+    live = torch.nn.Linear(4, 5)
+    for same in ([live.state_dict()] * 3, [live.state_dict() for _ in range(3)]):
+        with pytest.warns(
+            UserWarning, match=r"client 0, client 1, client 2 are the same tensors.*value\.clone"
+        ) as said:
+            fastagg.fedavg(None, same)
+        assert [w.filename for w in said] == [__file__]
+    with pytest.warns(UserWarning, match=r"client 0 \(id 'a'\), client 2 \(id 'c'\) are the same"):
+        fastagg.FedAWA().aggregate(g, [clients[0], clients[1], dict(clients[0])], client_ids="abc")
+    frozen = [{**sd, "conv.weight": clients[0]["conv.weight"]} for sd in clients]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastagg.fedavg(g, frozen)
+        fastagg.fedavg(None, [{"w": torch.zeros(0)}] * 2)
+        fastagg.fedavg(None, [{}, {}])

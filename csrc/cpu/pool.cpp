@@ -63,8 +63,6 @@ struct Pool {
   }
 };
 
-Pool* pool = nullptr;  // never deleted: helpers may outlive static destruction
-
 // libgomp's entry point for `#pragma omp parallel`: part of its ABI, as compiled code calls it
 using GompParallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
@@ -84,18 +82,16 @@ GompParallel torch_threads() {
   return nullptr;
 }
 
-GompParallel borrowed = nullptr;
+// All of this when the library is loaded, and not in the first call: a parent that has used torch's threads, but never
+// ours, may fork before it. torch is there by then, for fastagg imports it first.
+Pool* pool = new Pool;  // never deleted: helpers may outlive static destruction
+GompParallel borrowed = torch_threads();
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { pool = new Pool, borrowed = nullptr; });
 
 }  // namespace
 
 void parallel(int threads, const std::function<void()>& work) {
   if (threads <= 1) return work();
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pool = new Pool;
-    borrowed = torch_threads();
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool, borrowed = nullptr; });
-  });
   if (borrowed) return borrowed([](void* work) { (*(const std::function<void()>*)work)(); }, (void*)&work, threads, 0);
   Job job{&work, threads - 1};
   {

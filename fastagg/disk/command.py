@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error, 1)
     except ModuleNotFoundError as error:
-        return _fail(f"--report needs {error.name}; pip install 'fastagg[sim]'", 2)
+        return _fail(f"--report needs {error.name}; pip install '.[sim]' in a clone of fastagg", 2)
     except KeyboardInterrupt:
         begun = job is not None and job.begun
         return _fail(f"stopped; {'files were being replaced, look at them' if begun else 'nothing was written'}", 130)

@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fastagg.integrations.flower_arrays import blank, pack, unpack, view
-from fastagg.integrations.flower_round import Reply, Served, Server, check_info, check_model, check_size, split_options
+from fastagg.integrations.flower_round import (
+    Reply,
+    Served,
+    Server,
+    check_info,
+    check_model,
+    check_size,
+    not_finite,
+    split_options,
+)
 from fastagg.methods.common import Aggregator
 from fastagg.table import InputError
 
@@ -23,6 +32,7 @@ from fastagg.table import InputError
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 if TYPE_CHECKING:
     from fastagg.integrations.flower_legacy import FastAgg as FastAggLegacy
@@ -48,6 +58,8 @@ class FastAgg(Served, FedAvg):
     A reply that cannot be used (another form, NaN, no num-examples, metrics unlike those of most others) raises an
     InputError that names the node. With on_nonfinite="drop" it is left out with a warning, and a round that leaves
     nothing to aggregate keeps the former model: no client can end the server.
+
+    A metric that is NaN or infinite is left out of the round's averages, together with its client's weight, and logged.
 
     Added to the metrics of a round: "fastagg-clients", the nodes used, and "fastagg-weights", their weights in that
     order (by layers: the mean over parameters); "fastagg-dropped", the nodes left out; "fastagg-coherence", where the
@@ -106,15 +118,25 @@ class FastAgg(Served, FedAvg):
         return self._averaged(good, self.evaluate_metrics_aggr_fn)
 
     def _averaged(self, replies: list[Reply], average: Callable) -> MetricRecord | None:
-        if not any(reply.size for reply in replies):
-            return None
-        contents = []
+        """Metrics are averaged over those clients whose own are finite. A function of the user's own gets the replies
+        of clients with finite metrics only."""
+        told = set(self._server.asked) - {self.weighted_by_key}
+        kept, parts = [], {}  # of each client: metrics; names of metrics that the same clients have finite
         for reply in replies:
-            [(name, metrics)] = reply.origin.metric_records.items()
-            told = set(self._server.asked) - {self.weighted_by_key}
-            rest = {key: v for key, v in metrics.items() if key not in told and not key.startswith("fastagg-")}
-            contents.append(RecordDict({**reply.origin, name: MetricRecord(rest)}))
-        return average(contents, self.weighted_by_key)
+            [metrics] = reply.origin.metric_records.values()
+            kept.append({key: v for key, v in metrics.items() if key not in told and not key.startswith("fastagg-")})
+        odd = [not_finite(reply.node, metrics) for reply, metrics in zip(replies, kept, strict=True)]
+        if average is not aggregate_metricrecords:
+            odd = [set(metrics) if names else names for names, metrics in zip(odd, kept, strict=True)]
+        for name in kept[0] if kept else ():
+            parts.setdefault(tuple(k for k, names in enumerate(odd) if name not in names), []).append(name)
+        averaged = None
+        for members, names in parts.items():
+            if any(replies[k].size for k in members):
+                contents = [_with_metrics(replies[k], kept[k], {*names, self.weighted_by_key}) for k in members]
+                averaged = MetricRecord() if averaged is None else averaged
+                averaged.update(average(contents, self.weighted_by_key))
+        return averaged
 
     def _read_metrics(self, node: int, content: RecordDict) -> Reply:
         if len(content.metric_records) != 1:
@@ -134,6 +156,11 @@ class FastAgg(Served, FedAvg):
         [arrays] = content.array_records.values()
         reply.model = check_model(node, view(arrays, f"node {node}"), self._server.center)
         return reply
+
+
+def _with_metrics(reply: Reply, metrics: dict, names: set[str]) -> RecordDict:
+    [record] = reply.origin.metric_records
+    return RecordDict({**reply.origin, record: MetricRecord({key: v for key, v in metrics.items() if key in names})})
 
 
 def _by_node(replies: list[Message]) -> list[tuple[int, RecordDict]]:

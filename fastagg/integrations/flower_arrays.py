@@ -24,7 +24,9 @@ from fastagg.table import DTYPE_CODE, InputError, StateDict, as_tensor
 try:
     from flwr.app import Array, ArrayRecord
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("fastagg.integrations.flower needs Flower: pip install 'fastagg[flower]'") from error
+    raise ModuleNotFoundError(
+        "fastagg.integrations.flower needs Flower: pip install '.[flower]' in a clone of fastagg"
+    ) from error
 
 NUMPY = "numpy.ndarray"  # Flower's name for an npy file
 BFLOAT16 = "fastagg.bfloat16"  # an npy file of the 16 bits. Flower's own code refuses it: better than misreading it

@@ -9,7 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastagg.integrations.flower_arrays import NUMPY, blank_npy, view_npy
-from fastagg.integrations.flower_round import Reply, Served, Server, check_info, check_model, check_size, split_options
+from fastagg.integrations.flower_round import (
+    Reply,
+    Served,
+    Server,
+    check_info,
+    check_model,
+    check_size,
+    not_finite,
+    split_options,
+)
 from fastagg.methods.common import Aggregator
 from fastagg.table import InputError
 
@@ -32,7 +41,8 @@ class FastAgg(Served, FedAvg):
     options      FedAvg's own arguments (fraction_fit, ...), and the method's
 
     Clients are told apart by their cid. What a method wants of each client is read from its metrics; a list, which this
-    API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON likewise. All else is as in
+    API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON likewise. The functions that
+    average metrics get no client with a loss or metric that is NaN or infinite. All else is as in
     fastagg.integrations.flower.FastAgg, but for bfloat16: these clients send NumPy arrays, which have no such dtype.
     """
 
@@ -77,7 +87,8 @@ class FastAgg(Served, FedAvg):
         parameters, used, about = self._server.aggregate(server_round, good, bad)
         metrics: dict[str, Scalar] = {}
         if used and self.fit_metrics_aggregation_fn:
-            metrics = self.fit_metrics_aggregation_fn([(r.origin.num_examples, r.origin.metrics) for r in used])
+            whole = [r.origin for r in used if not not_finite(r.node, r.origin.metrics)]
+            metrics = self.fit_metrics_aggregation_fn([(r.num_examples, r.metrics) for r in whole]) if whole else {}
         told = {f"fastagg-{name}": json.dumps(v) if isinstance(v, list) else v for name, v in about.items()}
         return parameters, {**metrics, **told}
 
@@ -91,6 +102,8 @@ class FastAgg(Served, FedAvg):
             [(client.cid, (client, reply)) for client, reply in results],
             lambda cid, pair: Reply(cid, pair, check_size(cid, "num_examples", pair[1].num_examples)),
         )
+        told = [(reply, reply.origin[1]) for reply in good]
+        good = [r for r, given in told if not not_finite(r.node, {**given.metrics, "EvaluateRes.loss": given.loss})]
         if not any(reply.size for reply in good):
             return None, {}
         return super().aggregate_evaluate(server_round, [reply.origin for reply in good], failures)

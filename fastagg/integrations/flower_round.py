@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import large_pages
+from fastagg.hints import prefix_hint
 from fastagg.methods.common import Aggregator
 from fastagg.result import Result, Results
 from fastagg.table import InputError
@@ -229,11 +231,27 @@ def check_info(node: Any, name: str, value: Any) -> Any:
     return value
 
 
+def not_finite(node: Any, metrics: Mapping[str, Any]) -> set[str]:
+    """Names of a client's metrics that are NaN or infinite. They are no fault of its model, but would make the average
+    over all clients NaN too, so they are left out of it."""
+    odd = {name for name, value in metrics.items() if not _finite(value)}
+    if odd:
+        told = ", ".join(f"{name} = {reprlib.repr(metrics[name])}" for name in sorted(odd))
+        LOG.warning("node %s: %s; left out of the averages of metrics", node, told)
+    return odd
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, Real) or isinstance(value, Integral) or math.isfinite(value)
+
+
 def check_model(node: Any, model: Model, center: Model | None) -> Model:
     """Keys, shapes and dtypes against the global model's, so that a misfit is one client's and not the round's"""
     for key, like in (center or {}).items():
         if key not in model:
-            raise InputError(f"node {node}: key {key!r} is missing")
+            raise InputError(f"node {node}: key {key!r} is missing{prefix_hint(model, center)}")
         if model[key].dtype != like.dtype or model[key].shape != like.shape:
             found, expected = ((x.dtype, tuple(x.shape)) for x in (model[key], like))
             raise InputError(f"node {node}: key {key!r} is {found[0]} {found[1]}, expected {expected[0]} {expected[1]}")

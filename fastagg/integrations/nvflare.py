@@ -194,6 +194,7 @@ class FastAggAggregator(ModelAggregator):
         wrong = {name: sorted(set(model.params) ^ set(reference)) for name, model in self._models.items()}
         wrong = {
             name: f"key {keys[0]!r} is {'missing' if keys[0] in reference else 'not in the model it is compared with'}"
+            + fastagg.table.prefix_hint(self._models[name].params, reference)
             for name, keys in wrong.items() if keys
         }  # fmt: skip
         if wrong:
@@ -280,14 +281,20 @@ class FastAggAggregator(ModelAggregator):
         return meta
 
     def _metrics(self, sizes: dict[str, float]) -> dict[str, Any] | None:
-        """The clients' metrics weighted by their data, as NVFlare's own FedAvg has them: none if a client has none"""
+        """The clients' metrics weighted by their data, as NVFlare's own FedAvg has them: none if a client has none. One
+        that is NaN or infinite is left out, and its client's weight with it."""
         if not self._models or any(model.metrics is None for model in self._models.values()):
             return None
         mean = WeightedAggregationHelper()
         for name, model in self._models.items():
             if sizes[name] > 0:
                 try:
-                    mean.add(filter_aggregatable_metrics(model.metrics), sizes[name], name, model.current_round)
+                    metrics = filter_aggregatable_metrics(model.metrics)
+                    odd = {key: value for key, value in metrics.items() if not _is_finite(value)}
+                    if odd:
+                        self.warning(f"client {name!r}: {odd}; left out of the averages of metrics")
+                    metrics = {key: value for key, value in metrics.items() if key not in odd}
+                    mean.add(metrics, sizes[name], name, model.current_round)
                 except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
                     text = f"client {name!r}: its metrics cannot be averaged with the others': {error}"
                     if self.on_nonfinite == "raise":
@@ -300,6 +307,10 @@ class FastAggAggregator(ModelAggregator):
 def _is_weight(value: Any) -> bool:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return is_number and 0 <= value < 1e300
+
+
+def _is_finite(metric: Any) -> bool:
+    return bool(np.isfinite(np.asarray(metric, dtype=np.float64)).all())
 
 
 def _is_dict(params: Any) -> bool:

@@ -139,7 +139,7 @@ def distribute(
         result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids)  # made with group=group
         global_sd = part.gather(result)
 
-    global_sd       the same whole model on every rank
+    global_sd       the same whole model on every rank, which is checked
     my_client_sds   this rank's clients; their number may differ by rank, and be 0
     client_ids      of this rank's clients; on all ranks or on none. Without, clients are numbered through the ranks
     sizes           of this rank's clients; on all ranks or on none
@@ -155,7 +155,9 @@ def distribute(
         layout = table.layout
         form = {"keys": layout.keys, "shapes": layout.shapes, "dtypes": [str(dtype) for dtype in layout.dtypes]}
         facts = {"step": "distribute", "bucket_bytes": str(bucket_bytes), "exact": str(exact)}
-        peers.agree(facts | {f"the global model's {what}": brief(json.dumps(value)) for what, value in form.items()})
+        facts |= {f"the global model's {what}": brief(json.dumps(value)) for what, value in form.items()}
+        sums = zip(layout.keys, _checksums(table.center), strict=True)
+        peers.agree(facts | {f"the global model's values of {key!r}": f"checksum {n:x}" for key, n in sums})
         said = [json.loads(text) for text in peers.texts(json.dumps([len(my_client_sds), ids, amounts]))]
         counts, ids, amounts = [n for n, _, _ in said], _joined("client_ids", said, 1), _joined("sizes", said, 2)
         if not sum(counts):
@@ -189,6 +191,18 @@ def _checked(global_sd, client_sds, client_ids, sizes, bucket_bytes) -> tuple[ta
     if not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
     return tables.build(global_sd, client_sds or [global_sd], client_ids=ids or None), ids, amounts
+
+
+def _checksums(tensors: list[torch.Tensor]) -> list[int]:
+    """Sums of the bits, at the speed of memory. They are no proof against forgery, but show that a rank started from
+    another seed, or missed a round."""
+    sums = []
+    for tensor in tensors:
+        raw = tensor.detach().reshape(-1).view(torch.uint8)
+        if raw.numel() % 8 or raw.storage_offset() % 8:
+            raw = torch.nn.functional.pad(raw, (0, -raw.numel() % 8))
+        sums.append(raw.view(torch.int64).sum())
+    return torch.stack(sums).tolist() if sums else []
 
 
 def _joined(name: str, said: list, at: int) -> list | None:

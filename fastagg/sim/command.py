@@ -76,7 +76,7 @@ def main(name: str, argv: list[str]) -> int:
         print(f"fastagg {name}: stopped", file=sys.stderr)
         return 128 + (signals.first or signal.SIGINT)
     except ModuleNotFoundError as error:
-        print(f"fastagg {name}: needs {error.name}; pip install 'fastagg[sim]'", file=sys.stderr)
+        print(f"fastagg {name}: needs {error.name}; pip install '.[sim]' in a clone of fastagg", file=sys.stderr)
         return 2
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error

@@ -91,7 +91,7 @@ def digits() -> tuple[Images, Images]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("digits come with scikit-learn: pip install fastagg[sim]") from error
+        raise DataError("digits come with scikit-learn: pip install '.[sim]' in a clone of fastagg") from error
     bunch = load_digits()
     pixels, labels = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.uint8)
     rng = np.random.default_rng(0)

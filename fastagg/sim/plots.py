@@ -21,7 +21,7 @@ try:
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError(
-        f"a report needs matplotlib, which cannot be imported here ({error}): pip install fastagg[sim]"
+        f"a report needs matplotlib, which cannot be imported ({error}): pip install '.[sim]' in a clone of fastagg"
     ) from error
 
 from fastagg.sim.report import AVERAGED, PHASES, Run, averaged, spent

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -147,7 +148,9 @@ class Simulation:
         if self.server.gives == "clusters":
             return self.aggregate_clusters(present, updates)
         starts = [self.models[self.model_of[k]] for k in present]
-        before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
+        with warnings.catch_warnings():  # those who have not trained yet have one model together
+            warnings.filterwarnings("ignore", ".* are the same tensors")
+            before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
         result = self.merged(before, present, updates, self.round_info(present, updates))
         if self.personal:
             if len(self.models) == 1:  # from now on each client has its own

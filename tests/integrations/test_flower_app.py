@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -25,7 +27,8 @@ import httpx
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-LIMIT = float(os.environ.get("FASTAGG_TEST_LIMIT", "300"))  # seconds for a test; a busy machine may want more
+README = ROOT / "examples/flower/README.md"
+LIMIT = 3600.0  # seconds before a test counts as hung, however slow the machine is
 
 # What the test lays over the example's client: one that sends NaN, and one that never ends its training
 FAULTS = """
@@ -76,11 +79,11 @@ class Federation:
             f'[superlink]\ndefault = "test"\n[superlink.test]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
 
-    def start(self, name: str, *command: str) -> subprocess.Popen:
+    def start(self, name: str, *command: str, cwd: Path | None = None) -> subprocess.Popen:
         self.logs.append(self.folder / f"{name}.log")
         with self.logs[-1].open("wb") as log:
             process = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]], env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL,
+                [str(BIN / command[0]), *command[1:]], env=self.env, cwd=cwd or self.folder, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.stack.callback(end, process)
@@ -142,7 +145,14 @@ def test_simulation(federation, app, tmp_path):
     report = tmp_path / "report.json"
     nodes = "num-supernodes=3 client-resources-num-cpus=1"
     federation.run(
-        app, "--federation-config", nodes, num_server_rounds=3, min_nodes=3, report=str(report), method="cwfedavg"
+        app,
+        "--federation-config",
+        nodes,
+        num_server_rounds=3,
+        min_nodes=3,
+        report=str(report),
+        method="cwfedavg",
+        timeout=LIMIT,
     )
     rounds = federation.report(report)
     assert sorted(rounds) == [0, 1, 2, 3]
@@ -169,7 +179,7 @@ def test_supernodes_of_which_one_sends_nan_and_one_dies(federation, app, tmp_pat
         )  # fmt: skip
     link = federation.logs[0]
     federation.wait(lambda: link.read_text().count("Activated node_id") == 4, "the SuperNodes did not connect")
-    federation.run(app, num_server_rounds=3, min_nodes=3, fraction_evaluate=0.0, timeout=90.0, report=str(report))
+    federation.run(app, num_server_rounds=3, min_nodes=3, fraction_evaluate=0.0, timeout=LIMIT, report=str(report))
     federation.wait(training.exists, "the client that is to die did not begin to train")
     end(nodes[3])  # the SuperLink misses its heartbeat for up to a minute before it calls the node dead
     rounds = federation.report(report)
@@ -180,3 +190,84 @@ def test_supernodes_of_which_one_sends_nan_and_one_dies(federation, app, tmp_pat
     assert sent_nan in rounds[1]["fastagg-clients"]
     assert rounds[3]["accuracy"] > 0.6 > rounds[0]["accuracy"], rounds
     federation.wait(lambda: "Finished task" in link.read_text(), "the run did not end")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def accuracies(log: str) -> list[list[float]]:
+    """Of the global model, round by round, as each run's log ends"""
+    ends = [text.split("{", 1)[1] for text in log.split("ServerApp-side Evaluate Metrics:")[1:]]
+    return [[float(x) for x in re.findall(r"\d+: \{'accuracy': '([\d.e+-]+)'\}", end)] for end in ends]
+
+
+def end_all(home: Path) -> None:
+    """What `flwr run` leaves behind: the SuperLink that it started, and its processes"""
+    mine = f"FLWR_HOME={home}\0".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mine in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+# Before the commands of the README, which are run as they stand there. Flower waits 15 seconds for its own SuperLink.
+AGAIN = """
+set -e
+flwr() {
+  while true; do
+    code=0; command flwr "$@" > said 2>&1 || code=$?
+    cat said
+    grep -q "Failed to start local SuperLink within" said || return $code
+  done
+}
+"""
+
+
+def test_the_simulation_of_the_readme(federation, tmp_path):
+    pytest.importorskip("ray", reason="needs flwr[simulation]: make test-integrations")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if files.returncode:
+        pytest.skip("not a clone")
+    for name in files.stdout.split("\0")[:-1]:
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "clone" / name)
+    (tmp_path / "home" / "config.toml").unlink()  # as a new user has it
+    del federation.env["PYTHONPATH"]
+    federation.env |= {
+        "FASTAGG_CUDA": "0", "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+    }  # fmt: skip
+    commands = blocks("sh")[0]
+    federation.stack.callback(end_all, tmp_path / "home")
+    done = subprocess.run(
+        ["bash", "-c", AGAIN + commands], env=federation.env, cwd=tmp_path / "clone", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    found = accuracies(done.stdout)
+    assert len(found) == commands.count("flwr run") == 2, done.stdout[-4000:]
+    for first, *_, last in found:
+        assert last > 0.4 > first
+
+
+def test_the_processes_of_the_readme(federation, tmp_path):
+    ports = {port: str(free_port()) for port in ("8000", "9094", "9095")}
+    ports["8000"] = str(federation.port)
+
+    def here(text: str) -> str:
+        for port, free in ports.items():
+            assert port in README.read_text()
+            text = re.sub(rf"\b{port}\b", free, text)
+        return text
+
+    [connection] = blocks("toml")
+    (tmp_path / "home" / "config.toml").write_text(here(connection))
+    [link, *nodes, run] = here(blocks("sh")[1]).splitlines()
+    federation.start("superlink", *shlex.split(link))
+    federation.wait(federation.is_up, "the SuperLink did not start")
+    for k, node in enumerate(nodes):
+        federation.start(f"node{k}", *shlex.split(node))
+    process = federation.start("run", *shlex.split(run), cwd=ROOT)
+    federation.wait(lambda: process.poll() is not None, "the run did not end")
+    [[first, *_, last]] = accuracies((tmp_path / "run.log").read_text()) or [[0, 0]]
+    assert last > 0.4 > first, federation.said()

@@ -115,6 +115,44 @@ def test_bad_evaluations_are_left_out_too():
             FastAgg().aggregate_evaluate(1, replies(NODES[:3], given))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_metrics_that_are_not_finite_are_left_out_of_averages(bad, caplog):
+    g, sds = every_method.cohort(3)
+    told = [
+        {"loss": 1.0, "acc": 0.5, "per": [1.0, 2.0]}, {"loss": bad, "acc": 0.7, "per": [1.0, bad]},
+        {"loss": 2.0, "acc": 0.9, "per": [3.0, 4.0]},
+    ]  # fmt: skip
+    contents = [content(sd, n, **metrics) for sd, n, metrics in zip(sds, (2, 6, 2), told, strict=True)]
+    for on_nonfinite in ("raise", "drop"):
+        strategy = started(FastAgg(on_nonfinite=on_nonfinite), g, NODES[:3])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fastagg"):
+            _, metrics = strategy.aggregate_train(1, replies(NODES[:3], contents))
+        assert f"node {NODES[1]}: loss = {bad}" in caplog.text
+        assert len(metrics["fastagg-clients"]) == 3  # its model counts
+        for averages in (metrics, strategy.aggregate_evaluate(1, replies(NODES[:3], contents))):
+            assert averages["loss"] == pytest.approx(1.5)
+            assert averages["acc"] == pytest.approx(0.7)
+            assert averages["per"] == pytest.approx([2.0, 3.0])
+    nobody = [content(sd, 2, loss=bad) for sd in sds]
+    assert "loss" not in started(FastAgg(), g, NODES[:3]).aggregate_train(1, replies(NODES[:3], nobody))[1]
+
+
+def test_a_function_of_the_user_gets_replies_with_finite_metrics():
+    seen = []
+
+    def average(contents, key):
+        seen.append([content["metrics"] for content in contents])
+        return MetricRecord({"n": sum(m[key] for m in seen[-1])})
+
+    strategy = FastAgg(evaluate_metrics_aggr_fn=average)
+    given = [RecordDict({"metrics": MetricRecord({"num-examples": n, "loss": loss, "acc": 0.5})})
+             for n, loss in ((1, 1.0), (2, float("nan")), (4, 2.0))]  # fmt: skip
+    assert strategy.aggregate_evaluate(1, replies(NODES[:3], given))["n"] == 5
+    assert seen == [[given[0]["metrics"], given[2]["metrics"]]]
+    assert strategy.aggregate_evaluate(1, replies(NODES[:1], given[1:2])) is None
+
+
 def test_a_client_cannot_choose_its_logits():
     g, sds = every_method.cohort(3)
     plain, with_logits = (

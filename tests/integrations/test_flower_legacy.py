@@ -187,3 +187,10 @@ def test_metrics():
     empty = [(Proxy("0"), EvaluateRes(OK, 1.0, 0, {}))]
     assert strategy.aggregate_evaluate(1, empty, []) == (None, {})
     assert torch.equal(strategy.result.weights, fastagg.fedawa(g, sds, [1, 3]).weights)
+    given = [(Proxy(str(n)), EvaluateRes(OK, float(n), n, {"loss": float(n)})) for n in (1, 3, 2)]
+    for bad in (float("nan"), float("inf")):
+        given[2][1].loss = bad
+        assert strategy.aggregate_evaluate(1, given, []) == (2.5, {"loss": 2.5})
+        told = [{"loss": 1.0}, {"loss": bad}]
+        assert started(strategy, g, 2).aggregate_fit(1, fits(sds, [1, 3], told), [])[1]["loss"] == 1.0
+    assert strategy.aggregate_evaluate(1, given[2:], []) == (None, {})

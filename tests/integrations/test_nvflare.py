@@ -326,6 +326,23 @@ def test_metrics_that_cannot_be_averaged(sent, returned, strange):
     assert result.meta["fastagg_dropped"] == []
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan"), np.array([np.nan])])
+def test_metrics_that_are_not_finite_are_left_out_of_averages(sent, returned, bad):
+    for on_nonfinite in ("raise", "drop"):
+        result = run(
+            FastAggAggregator(on_nonfinite=on_nonfinite), sent, returned, sizes=(1, 5, 3), accuracy=(0.1, bad, 0.5)
+        )
+        assert result.metrics == pytest.approx({"accuracy": 0.4})
+        assert list(result.meta["fastagg_weights"]) == list(SITES)  # its model counts
+    assert run(FastAggAggregator(), sent, returned, accuracy=(bad, bad, bad)).metrics is None
+
+
+def test_the_prefix_of_a_wrapper_is_explained(sent, returned):
+    returned[1] = {f"module.{key}": value for key, value in returned[1].items()}
+    with pytest.raises(fastagg.InputError, match=r"site-2.*prefix 'module\.', which DistributedDataParallel adds"):
+        run(FastAggAggregator(), sent, returned)
+
+
 def test_a_client_does_not_choose_the_round(sent, returned):
     assert run(FastAggAggregator(), sent, returned, number=(999, 4, 4)).current_round == 4
     assert run(FastAggAggregator(), None, returned, number=(999, 4, 4)).current_round is None
