@@ -200,7 +200,8 @@ def table2(records: list[Record]) -> tuple:
         ours, usual = r.median() * scale, r.median("usual PyTorch") * scale
         rows.append([
             NAMES[name], f"{PAPER_SECONDS[name]:.2f} s", f"{PAPER_SECONDS[name] / 0.10:.0f}", _ms(usual),
-            f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}", f"{measure.faster(usual, ours)} x",
+            f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}",
+            f"{measure.faster(usual, ours)} x",
         ])  # fmt: skip
     headings = ["method", "the paper's", "to FedAvg", "usual PyTorch", "to FedAvg", "fastagg", "to FedAvg", "faster"]
     note = "FedLAW: 100 epochs, of which 2 were measured; nearly all of it is training ResNet-20 on the proxy data."
