@@ -40,8 +40,9 @@ def mix(
     """Weighted sums of the client models, in one read of them.
 
     weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
-                  A tensor that requires grad gives a result that can be differentiated in it. Weights on a GPU are
-                  used as they are: nobody waits for the device to see whether they are finite.
+                  A tensor that requires grad gives a result that can be differentiated in it; clients are constants
+                  here (torch.ops.fastagg.mix is differentiable in both). Weights on a GPU are used as they are: nobody
+                  waits for the device to see whether they are finite.
     layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
     out           a former result (or list of them), written in place; must not overlap an input. When this, or a
                   method, raises because a client is not finite, out may have been written already.
@@ -60,7 +61,8 @@ def mix(
             raise InputError("out: cannot be written in place when weights require grad")
         if backend is not None:
             raise InputError("backend: cannot be chosen per call when weights require grad; use fastagg.set_backend")
-        flat = torch.ops.fastagg.mix([t for client in table.clients for t in client], weights, row.tolist())
+        clients = [t.detach() for client in table.clients for t in client]
+        flat = torch.ops.fastagg.mix(clients, weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
         results = mix_of(table, weights, row, out, backend=backend, check=check)

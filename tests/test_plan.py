@@ -195,7 +195,9 @@ def test_old_uploads_are_dropped(device):
     assert len(device.sent) == 100
     on(GPU, 0)
     assert len(device.sent) == 101
-    plan.upload(GPU, wanted(101, plan._MOST_BYTES))  # larger than all may be: kept while it is used
+    on(GPU, 1000, 69)  # the second is the next to go, but wanted
+    assert len(device.sent) == 102
+    plan.upload(GPU, wanted(101, plan._MOST_BYTES // 4 + 1))  # larger than all may be: kept while it is used
     assert len(plan._residents) == 1
 
 

@@ -122,6 +122,7 @@ def upload(device: torch.device, *wanted: Wanted) -> list[list[torch.Tensor]]:
         missing = [(key, make) for key, make in wanted if (device, key) not in _residents]
         if missing:
             _send_all(device, missing)
+            _drop_old({(device, key) for key, _ in wanted})
         return [_used(device, key) for key, _ in wanted]
 
 
@@ -149,7 +150,6 @@ def _send_all(device: torch.device, missing: list[Wanted]) -> None:
         _residents[device, key] = _Resident(
             views, sum(a.nbytes for a in arrays), stream.cuda_stream if on_gpu else 0, event
         )
-    _drop_old({(device, key) for key, _ in missing})
 
 
 def _view(buffer: torch.Tensor, start: int, array: np.ndarray) -> torch.Tensor:
@@ -185,12 +185,12 @@ def _used(device: torch.device, key: Hashable) -> list[torch.Tensor]:
     return entry.arrays
 
 
-def _drop_old(newest: set[tuple]) -> None:
-    """Forgets what was not used for longest, down to a number and a size; what a graph reads stays."""
+def _drop_old(wanted: set[tuple]) -> None:
+    """Forgets what was not used for longest, down to a number and a size; what is wanted, or a graph reads, stays."""
     kept, size = 0, 0
     for key in reversed([key for key, entry in _residents.items() if not entry.captured]):
         kept, size = kept + 1, size + _residents[key].size
-        if key not in newest and (kept > _MOST_RESIDENTS or size > _MOST_BYTES):
+        if key not in wanted and (kept > _MOST_RESIDENTS or size > _MOST_BYTES):
             del _residents[key]
 
 
