@@ -72,30 +72,29 @@ class Model:
     name: str
     D: int
     largest: float  # share of its largest layer
-    launches: int  # of mix: one per dtype
 
 
 MODELS = {
-    "resnet18": Model("ResNet-18", 11_173_962, 0.21, 2),
-    "vit_b": Model("ViT-B", 86_567_656, 0.027, 1),
+    "resnet18": Model("ResNet-18", 11_173_962, 0.21),
+    "vit_b": Model("ViT-B", 86_567_656, 0.027),
 }
 
 # Read off the machine code of nvcc 13.0. Registers by --nvcc; the others by hand, from nvdisasm's listing:
 # instructions that stage 16 bytes of a row when all is aligned, and how many such loads of a thread are under way
 # before it waits for one.
 REGISTERS = {
-    80: {"mix float32 1": 96, "mix float32 4": 144, "mix bfloat16 1": 96, "mix bfloat16 4": 128,
+    80: {"mix 1": 128, "mix 4": 150,
          "alone float32": 128, "alone bfloat16": 128, "pairs float32": 127, "pairs bfloat16": 127,
-         "alone float32 mix": 152, "alone bfloat16 mix": 146, "pairs float32 mix": 152, "pairs bfloat16 mix": 146,
-         "tensor float32": 124, "tensor bfloat16": 122, 
-         "alone float32 again": 228, "alone bfloat16 again": 238, "pairs float32 again": 228,
-         "pairs bfloat16 again": 238},
-    90: {"mix float32 1": 96, "mix float32 4": 150, "mix bfloat16 1": 96, "mix bfloat16 4": 152,
-         "alone float32": 168, "alone bfloat16": 159, "pairs float32": 128, "pairs bfloat16": 128,
-         "alone float32 mix": 163, "alone bfloat16 mix": 161, "pairs float32 mix": 163, "pairs bfloat16 mix": 161,
-         "tensor float32": 128, "tensor bfloat16": 128, 
-         "alone float32 again": 226, "alone bfloat16 again": 240, "pairs float32 again": 226,
-         "pairs bfloat16 again": 240},
+         "alone float32 mix": 143, "alone bfloat16 mix": 143, "pairs float32 mix": 143, "pairs bfloat16 mix": 143,
+         "tensor float32": 124, "tensor bfloat16": 122,
+         "alone float32 again": 229, "alone bfloat16 again": 237, "pairs float32 again": 229,
+         "pairs bfloat16 again": 237},
+    90: {"mix 1": 128, "mix 4": 152,
+         "alone float32": 168, "alone bfloat16": 157, "pairs float32": 128, "pairs bfloat16": 128,
+         "alone float32 mix": 161, "alone bfloat16 mix": 163, "pairs float32 mix": 161, "pairs bfloat16 mix": 163,
+         "tensor float32": 128, "tensor bfloat16": 128,
+         "alone float32 again": 226, "alone bfloat16 again": 236, "pairs float32 again": 226,
+         "pairs bfloat16 again": 236},
 }  # fmt: skip
 STAGING = {80: {"float32": 35, "bfloat16": 64}, 90: {"float32": 36, "bfloat16": 67}}  # instructions
 IN_FLIGHT = {
@@ -103,10 +102,11 @@ IN_FLIGHT = {
     "pairs": {"float32": 2, "bfloat16": 2},
     "tensor": {"float32": 4, "bfloat16": 2},
 }
+# Instructions of mix per client: on a vector for 1, 2 and 4 outputs, and on an element
 MIX = {
-    "float32": (117 / 8, 142 / 4, 41 / 4),
-    "bfloat16": (24, 60, 45 / 4),
-}  # per client: vector of 1, of 4 outputs, element
+    "float32": {1: 119 / 8, 2: 93 / 4, 4: 143 / 4, "element": 42 / 4},
+    "bfloat16": {1: 192 / 8, 2: 149 / 4, 4: 239 / 4, "element": 46 / 4},
+}
 FOLD = 330  # instructions that add a tile's sums over lanes, of which 62 are shuffles and 62 additions
 TENSOR_STEP = 235  # instructions of a warp per 16 elements: 24 mma, 88 additions, 24 loads, the rest splits numbers
 BLOCKS_AGAIN = 256
@@ -241,20 +241,19 @@ def one_read(gpu: GPU, job: Job) -> float:
 
 def _mix(gpu: GPU, job: Job) -> Cost:
     model, K, M, S = MODELS[job.model], job.K, job.M, job.bytes
-    V, at_once = 16 // S, 4 if job.M >= 4 else 1
-    groups, single = M // at_once, M % at_once
-    passes = groups + single
-    registers = REGISTERS[gpu.arch][f"mix {job.dtype} {at_once}"]
+    V, at_once = 16 // S, 4 if job.M > 1 else 1
+    groups = {4: M // 4, 2: M % 4 // 2, 1: M % 2}  # passes over the clients, by the outputs that each forms
+    passes = sum(groups.values())
+    registers = REGISTERS[gpu.arch][f"mix {at_once}"]
     per_sm = gpu.blocks(128, registers)
     kept = K * 1024 * S * per_sm <= gpu.l1  # a chunk of all clients, until the last outputs are formed
     bytes_hbm = S * (K + M)
     bytes_l2 = bytes_hbm if kept else S * (K * passes + M)
     # a warp reads 512 bytes of a client, its address and a weight per output, each of these 128 bytes' worth of time
-    bytes_l1 = groups * K * (5 + at_once) * 128 / (32 * V) + single * K * 12 + M * S
+    bytes_l1 = sum(n * K * (5 + outputs) * 128 / (32 * V) for outputs, n in groups.items()) + M * S
     wide = job.dtype == "float32"
-    vector_one, vector_four, element = MIX[job.dtype]
-    instructions = K * (groups * (vector_four if at_once == 4 else vector_one) / V + single * element)
-    conversions = K * passes + M if wide else K * (groups * at_once / V + single)
+    instructions = K * sum(n * MIX[job.dtype][outputs] / V for outputs, n in groups.items())
+    conversions = K * passes + M if wide else K * M / V
     in_flight = per_sm * 128 * 16 * (8 if at_once == 1 else 4)
     per_element = {
         "HBM": bytes_hbm / (gpu.hbm / (gpu.sms * gpu.clock)),
@@ -269,7 +268,7 @@ def _mix(gpu: GPU, job: Job) -> Cost:
     blocks = min(-(-model.D // 1024), 16384)
     facts = {"bytes": bytes_hbm, "L2 bytes": bytes_l2, "multiply-adds": K * M, "passes": passes}
     facts |= {"conversions": conversions, "instructions": instructions}
-    return Cost(times, blocks, 128, per_sm, registers, 0, model.launches * gpu.launch, facts)
+    return Cost(times, blocks, 128, per_sm, registers, 0, gpu.launch, facts)
 
 
 def _gram(gpu: GPU, job: Job) -> Cost:
@@ -303,7 +302,7 @@ def _gram(gpu: GPU, job: Job) -> Cost:
         adds += put
         work += products
         if mixed and not phases:  # the first pair's block
-            instructions += K * MIX[job.dtype][2]
+            instructions += K * MIX[job.dtype]["element"]
             moved += 12 * K + S
         fp32, shared, issue = fp32 + adds, shared + moved, issue + instructions
         # a block's own time for a stage: it waits for its loads, then multiplies, then mixes
@@ -336,7 +335,7 @@ def _gram(gpu: GPU, job: Job) -> Cost:
     waves = max(1, BLOCKS_AGAIN / (gpu.sms * room)) * items * again.pairs / BLOCKS_AGAIN
     slots = items * s.slices * model.largest
     small = (2 * gpu.hbm_latency * max(1, waves) + gpu.hbm_latency * max(1, slots / 32)) / gpu.clock
-    launches = 5 + (model.launches if mixed else 0)  # flags to zero, products, again, two of the reduction; buffers
+    launches = 5 + mixed  # flags to zero, products, again, two of the reduction; buffers
     facts = {"bytes": bytes_hbm, "L2 bytes": l2 + partial, "multiply-adds": work, "staged": staged}
     facts |= {"shared bytes": shared, "instructions": issue, "fp32": fp32, "small": small, "launches": launches}
     return Cost(times, items * s.pairs, s.threads, per_sm, registers, s.shared, small + launches * gpu.launch, facts)
@@ -445,7 +444,7 @@ def arithmetic() -> list[str]:
         f"{us(mix, 'issue')}.",
         f"- In flight: {mix.blocks_per_sm} blocks x 128 threads x 8 loads x 16 bytes = {flying:.0f} KB an SM; what HBM "
         f"delivers to an SM in {gpu.hbm_latency} clocks is {needed:.1f} KB.",
-        f"- {model.launches} launches, floats and counters, come on top: {total(mix)}.",
+        f"- A launch, of floats and counters together, comes on top: {total(mix)}.",
         "",
         "**mix to 20 models**",
         f"- 400 float64 multiply-adds an element: {us(several, 'fp64')}, the longest. HBM, 40 x 4 bytes: "
@@ -469,8 +468,9 @@ def arithmetic() -> list[str]:
         "",
         "**gram_mix**",
         f"- To that, 4 bytes of output, 20 float64 multiply-adds, 21 conversions ({us(both, 'convert')}, beside the "
-        f"rest) and {20 * MIX['float32'][2]:.0f} instructions an element: {us(both, both.limit)} of {both.limit}, in "
-        f"all {total(both)}. gram and mix one after the other: {(gram.seconds + mix.seconds) * 1e6:.0f} us.",
+        f"rest) and {20 * MIX['float32']['element']:.0f} instructions an element: {us(both, both.limit)} of "
+        f"{both.limit}, in all {total(both)}. gram and mix one after the other: "
+        f"{(gram.seconds + mix.seconds) * 1e6:.0f} us.",
         "",
         "**gram on tensor cores**, K = 100",
         f"- 101 rows are two groups of 64: three pairs, 16 tiles of 16 x 32 at work, three products each, "
@@ -482,8 +482,8 @@ def arithmetic() -> list[str]:
 
 
 KINDS = (
-    "mix 1, mix 4: so many outputs at once. alone: one group of rows, K <= 23; pairs: of groups of 16; tensor: of "
-    "groups of 64, on tensor cores. ... mix: gram_mix. ... again: the second pass, in float64."
+    "mix 1, mix 4: so many outputs at once, of every dtype. alone: one group of rows, K <= 23; pairs: of groups of 16; "
+    "tensor: of groups of 64, on tensor cores. ... mix: gram_mix. ... again: the second pass, in float64."
 )
 
 
@@ -530,8 +530,8 @@ def _kernel_name(symbol: str) -> str:
     """From a mangled name, such as products_kernelIffLi192ELb0EE"""
     dtype = r"(f|13__nv_bfloat16)"
     names = {"f": "float32", "13__nv_bfloat16": "bfloat16"}
-    if m := re.search(rf"mix_kernelI{dtype}Li(\d)E", symbol):
-        return f"mix {names[m[1]]} {m[2]}"
+    if m := re.search(r"mix_kernelILi(\d)E", symbol):
+        return f"mix {m[1]}"
     if m := re.search(rf"tensor_core_kernelI{dtype}E", symbol):
         return f"tensor {names[m[1]]}"
     if m := re.search(rf"products_kernelI{dtype}fLi(\d+)ELb(\d)E", symbol):

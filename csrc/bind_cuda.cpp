@@ -53,7 +53,7 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
   py::class_<Mix>(module, "Mix", py::module_local())
       .def(py::init<>())  // no outputs: no mix
       .def(py::init([](const Rows& rows, int first, int clients, int64_t weights, int64_t row, int64_t out,
-                       int64_t aligned, int outputs) {
+                       int64_t aligned, int64_t dtype, int64_t not_finite, int outputs) {
              return Mix{rows,
                         first,
                         clients,
@@ -61,15 +61,17 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
                         pointer<const int32_t>(row),
                         pointer<const int64_t>(out),
                         pointer<const int32_t>(aligned),
+                        pointer<const int32_t>(dtype),
+                        pointer<uint8_t>(not_finite),
                         outputs};
            }),
            py::kw_only(), py::arg("rows"), py::arg("first"), py::arg("clients"), py::arg("weights"), py::arg("row"),
-           py::arg("out"), py::arg("aligned"), py::arg("outputs"));
+           py::arg("out"), py::arg("aligned"), py::arg("dtype"), py::arg("not_finite"), py::arg("outputs"));
 
-  module.def("mix", [](int dtype, const Work& work, const Mix& m, int device, int64_t stream) {
+  module.def("mix", [](const Work& work, const Mix& m, int device, int64_t stream) {
     const Stream on = stream_of(device, stream);
     py::gil_scoped_release release;
-    mix(dtype, work, m, on);
+    mix(work, m, on);
   });
   module.def("code_version", [](int device) { return code_version(stream_of(device, 0)); });
   module.def("shape", [](int a_rows, int b_rows, bool triangle, bool tensor_cores) {

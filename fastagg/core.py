@@ -40,14 +40,16 @@ def mix(
     """Weighted sums of the client models, in one read of them.
 
     weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
-                  A tensor that requires grad gives a result that can be differentiated in it. Weights on a GPU are
-                  used as they are: nobody waits for the device to see whether they are finite.
+                  A tensor that requires grad gives a result that can be differentiated in it; clients are constants
+                  here (torch.ops.fastagg.mix is differentiable in both). Weights on a GPU are used as they are: nobody
+                  waits for the device to see whether they are finite.
     layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
     out           a former result (or list of them), written in place; must not overlap an input. When this, or a
                   method, raises because a client is not finite, out may have been written already.
-    on_nonfinite  "raise": a client with a NaN or an infinity is named in a NonFiniteError, whatever its weight.
-                  "pass": the result has what came out, and nobody waits for a GPU to see it. Where weights require
-                  grad it is always so.
+    on_nonfinite  "raise": a client with a NaN or an infinity is named in a NonFiniteError, whatever its weight. On a
+                  GPU the call then waits for its result, to read a byte per tensor.
+                  "pass": the result has what came out, and nothing waits for the GPU. It is always so where weights
+                  require grad, and while a CUDA graph is captured.
     Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
     """
     check = _checks(on_nonfinite)
@@ -61,7 +63,8 @@ def mix(
             raise InputError("out: cannot be written in place when weights require grad")
         if backend is not None:
             raise InputError("backend: cannot be chosen per call when weights require grad; use fastagg.set_backend")
-        flat = torch.ops.fastagg.mix([t for client in table.clients for t in client], weights, row.tolist())
+        clients = [t.detach() for client in table.clients for t in client]
+        flat = torch.ops.fastagg.mix(clients, weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
         results = mix_of(table, weights, row, out, backend=backend, check=check)
@@ -121,9 +124,9 @@ def mix_of(
     check   raise where a client is not finite; asked is the table whose clients are looked at then, if another
     """
     tensors, outs = _outputs(table, weights.shape[1], out)
-    kernels, marks = backends.choose(table.device, backend), _marks(table, check)
-    kernels.mix(table, _tensor(weights), row, tensors, **_marking(kernels, marks))
-    _check(kernels, asked or table, tensors, marks)
+    marks = finite.marks(table, check)
+    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors, marks)
+    finite.check_outputs(asked or table, marks)
     return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
@@ -133,29 +136,12 @@ def gram_mix_of(
 ) -> tuple[Gram, list[Result]]:  # fmt: skip
     layout = table.layout
     tensors, outs = _outputs(table, weights.shape[1], out)
-    kernels, marks = backends.choose(table.device, backend), _marks(table, check)
-    matrix = kernels.gram_mix(
-        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors,
-        **_marking(kernels, marks),
-    )  # fmt: skip
-    _check(kernels, table, tensors, marks)
-    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
-
-
-def _marks(table: Table, check: bool) -> np.ndarray | None:
-    return np.zeros(table.T, np.uint8) if check else None
-
-
-def _marking(kernels, marks: np.ndarray | None) -> dict[str, np.ndarray]:
-    return {"not_finite": marks} if marks is not None and hasattr(kernels, "SEES_NOT_FINITE") else {}
-
-
-def _check(kernels, table: Table, outputs: list[list[torch.Tensor]], marks: np.ndarray | None) -> None:
-    if marks is None:
-        return
-    if not hasattr(kernels, "SEES_NOT_FINITE"):
-        finite.mark(outputs, marks)
+    marks = finite.marks(table, check)
+    matrix = backends.choose(table.device, backend).gram_mix(
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
+    )
     finite.check_outputs(table, marks)
+    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
 def _checks(on_nonfinite: str) -> bool:

@@ -26,6 +26,11 @@ class NonFiniteError(InputError):
 
 def check_gram(table: Table, gram: Gram) -> None:
     """Raises when a model is not finite: neither is its square on the Gram's diagonal, so this costs nothing."""
+    if capturing(gram.matrix.device):
+        raise RuntimeError(
+            "a CUDA graph is being captured: this method reads its Gram on the host, which a capture does not allow. "
+            "Capture fastagg.gram, fastagg.mix or fastagg.gram_mix instead"
+        )
     diagonal = np.einsum("...kk->...k", gram.matrix.cpu().numpy())  # [K+1] or [L, K+1]
     good = np.isfinite(diagonal)
     if good.all():
@@ -42,9 +47,27 @@ def check_clients(table: Table, bad: Sequence[int]) -> None:
         raise _error(table, bad)
 
 
-def check_outputs(table: Table, not_finite: np.ndarray) -> None:
-    """Raises when a mix marked tensors, not_finite [T], that came out with a NaN or an infinity."""
-    marked = np.flatnonzero(not_finite)
+def marks(table: Table, wanted: bool = True) -> torch.Tensor | None:
+    """Marks [T] for a mix to set, on the table's device, for check_outputs. None where they are not wanted, or cannot
+    be read: a CUDA graph that is being captured has computed nothing yet."""
+    if not wanted or capturing(table.device):
+        return None
+    return torch.zeros(table.T, dtype=torch.uint8, device=table.device)
+
+
+def capturing(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
+    """Raises when a mix marked tensors, not_finite [T], that came out with a NaN or an infinity. On a GPU this waits
+    for the mix: T bytes are copied to the host."""
+    if not_finite is None:
+        return
+    marked = np.flatnonzero(not_finite.cpu().numpy())
     if not len(marked):
         return
     bad = [k for k, client in enumerate(table.clients) if not_finite_in(client, marked)]
@@ -56,16 +79,6 @@ def check_outputs(table: Table, not_finite: np.ndarray) -> None:
     raise InputError(
         f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
     )
-
-
-def mark(outputs: list[list[torch.Tensor]], not_finite: np.ndarray) -> None:
-    """What the native mix sees in passing, for other backends: another look at the outputs, [M][T]"""
-    for row in outputs:
-        for dtype in FLOATING:
-            used = [t for t, x in enumerate(row) if x.dtype == dtype and x.numel()]
-            if used:
-                largest = torch._foreach_norm([row[t].detach() for t in used], float("inf"))  # NaN where there is one
-                not_finite[used] |= (~torch.stack(largest).isfinite()).cpu().numpy()
 
 
 def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:

@@ -1,9 +1,9 @@
 """The kernels as torch.library operators, so that autograd and torch.compile see them.
 
     fastagg::gram(center, clients, layer, layers, per_layer) -> [L or 1, K+1, K+1] float64
-    fastagg::mix(clients, weights [S, M, K], row) -> M * T tensors                  differentiable in weights
+    fastagg::mix(clients, weights [S, M, K], row) -> M * T tensors                  differentiable
     fastagg::gram_mix(center, clients, layer, layers, per_layer, weights, row) -> (Gram, M * T tensors)
-    fastagg::dots(left, clients, row, rows) -> [S, M, K] float64                    the gradient of mix
+    fastagg::dots(left, clients, row, rows) -> [S, M, K] float64                    differentiable; the gradient of mix
 
 A list of tensors is flat: client k's tensor t is clients[k * T + t]. The public functions of core.py call a backend
 directly with a table of addresses and come here only when a gradient is wanted: handing 1,240 tensors through the
@@ -123,22 +123,52 @@ def _(left, clients, row, rows):
     return left[0].new_empty((rows, len(left) // T, len(clients) // T), dtype=torch.float64)
 
 
-def _save(ctx, inputs, output):
-    clients, weights, row = inputs
-    ctx.save_for_backward(*clients)
-    ctx.row, ctx.rows, ctx.like = row, weights.shape[0], weights.new_empty(0)  # like: weights' dtype and device
-    integer = [x for x in output if x.dtype not in FLOATING]
-    ctx.mark_non_differentiable(*integer)
+# The gradients of mix and dots are mixes and dots again, so both can be differentiated any number of times:
+#     y[m] = sum_k w[m, k] x[k]:        dx[k] = sum_m w[m, k] dy[m],    dw[m, k] = <dy[m], x[k]>
+#     p[m, k] = <v[m], x[k]>:           dx[k] = sum_m dp[m, k] v[m],    dv[m] = sum_k dp[m, k] x[k]
 
 
-def _backward(ctx, grads):
-    clients, T = ctx.saved_tensors, len(ctx.row)
+def _save_mix(ctx, inputs, output):
+    clients, weights, ctx.row = inputs
+    ctx.save_for_backward(*clients, weights)
+    ctx.mark_non_differentiable(*(x for x in output if x.dtype not in FLOATING))
+
+
+def _mix_backward(ctx, grads):
+    *clients, weights = ctx.saved_tensors
+    T = len(ctx.row)
     left = [
         torch.zeros_like(clients[i % T]) if g is None else g.to(clients[i % T].dtype).contiguous()
         for i, g in enumerate(grads)
     ]
-    grad = torch.ops.fastagg.dots(left, list(clients), ctx.row, ctx.rows)
-    return [None] * len(clients), grad.to(ctx.like), None
+    of_clients, of_weights = [None] * len(clients), None
+    if any(ctx.needs_input_grad[0]):
+        of_clients = _floating(torch.ops.fastagg.mix(left, weights.mT, ctx.row))
+    if ctx.needs_input_grad[1]:
+        of_weights = torch.ops.fastagg.dots(left, clients, ctx.row, weights.shape[0]).to(weights)
+    return of_clients, of_weights, None
 
 
-mix.register_autograd(_backward, setup_context=_save)
+def _save_dots(ctx, inputs, output):
+    left, clients, ctx.row, _ = inputs
+    ctx.save_for_backward(*left, *clients)
+    ctx.lefts = len(left)
+
+
+def _dots_backward(ctx, grad):
+    left, clients = ctx.saved_tensors[: ctx.lefts], ctx.saved_tensors[ctx.lefts :]
+    of_left, of_clients = [None] * len(left), [None] * len(clients)
+    if any(ctx.needs_input_grad[0]):
+        of_left = _floating(torch.ops.fastagg.mix(list(clients), grad, ctx.row))
+    if any(ctx.needs_input_grad[1]):
+        of_clients = _floating(torch.ops.fastagg.mix(list(left), grad.mT, ctx.row))
+    return of_left, of_clients, None, None
+
+
+def _floating(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients; integers have none"""
+    return [x if x.dtype in FLOATING else None for x in tensors]
+
+
+mix.register_autograd(_mix_backward, setup_context=_save_mix)
+dots.register_autograd(_dots_backward, setup_context=_save_dots)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import test_kernels
 import torch
 from cohort import DTYPES, assert_same_bits, make
-from test_kernels import SHAPES, assert_mixed, gram_error, gram_tolerance
+from test_kernels import SHAPES, assert_mixed, check_marks, gram_error, gram_tolerance
 
 import fastagg
 from fastagg import backends
@@ -80,8 +81,8 @@ def test_nobody_waits_for_the_device(backend):
     try:
         for w in (weights, weights.pin_memory().to(DEVICE, non_blocking=True)):
             fastagg.gram(g, clients)
-            fastagg.mix(clients, w)
-            fastagg.gram_mix(g, clients, w)
+            fastagg.mix(clients, w, on_nonfinite="pass")
+            fastagg.gram_mix(g, clients, w, on_nonfinite="pass")
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -122,6 +123,28 @@ def test_cuda_graph(backend):
     expected, model = fastagg.gram_mix(g, clients, weights)
     assert torch.equal(gram.matrix, expected.matrix)
     assert_same_bits(out, model)
+
+
+def test_a_client_that_is_not_finite_is_named_except_in_a_graph(backend):
+    g, clients = cohort(20)
+    out, weights = {k: torch.empty_like(v) for k, v in g.items()}, torch.rand(20, dtype=torch.float64)
+    fastagg.mix(clients, weights, out=out)
+    key = list(g)[-2]
+    clients[7][key].view(-1)[-1] = float("nan")
+    for call in (lambda: fastagg.mix(clients, weights), lambda: fastagg.gram_mix(g, clients, weights)):
+        with pytest.raises(fastagg.NonFiniteError, match=f"client 7: key '{key}'"):
+            call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fastagg.mix(clients, weights, out=out)
+    graph.replay()
+    assert out[key].view(-1)[-1].isnan()
+
+
+def test_outputs_that_are_not_finite_are_marked(backend, monkeypatch):
+    monkeypatch.setattr(test_kernels, "make", cohort)
+    for dtype in DTYPES:
+        check_marks(backends.load(backend)[0], dtype, 3)
 
 
 def test_a_graph_of_an_unknown_table_is_refused(backend):

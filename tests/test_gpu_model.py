@@ -112,12 +112,12 @@ def test_rate_of_conversions_that_could_not_be_checked_changes_no_row():
 @pytest.mark.parametrize(
     ("symbol", "name"),
     [
-        ("_ZN7fastagg3gpu12_GLOBAL__N_10mix_kernelIfLi4EEEvNS0_4WorkENS0_3MixE", "mix float32 4"),
+        ("_ZN7fastagg3gpu12_GLOBAL__N_10mix_kernelILi4EEEvNS0_4WorkENS0_3MixE", "mix 4"),
         ("_ZN7fastagg3gpu12_GLOBAL__N_115products_kernelI13__nv_bfloat16fLi192ELb1EEEvNS0_8ProductsE",
          "alone bfloat16 mix"),
         ("_ZN7fastagg3gpu12_GLOBAL__N_121products_again_kernelIfLi128EEEvNS0_8ProductsE", "pairs float32 again"),
         ("_ZN7fastagg3gpu12_GLOBAL__N_118tensor_core_kernelIfEEvNS0_8ProductsE", "tensor float32"),
-        ("_ZN7fastagg3gpu12_GLOBAL__N_114maximum_kernelIlEEvNS0_4WorkE", ""),
+        ("_ZN7fastagg3gpu12_GLOBAL__N_112reduce_slotsENS1_9ReductionE", ""),
     ],
 )  # fmt: skip
 def test_kernels_are_known_by_their_symbols(symbol, name):

@@ -7,12 +7,15 @@ import sys
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 import torch
 from cohort import DTYPES, assert_same_bits, assert_unchanged, flat, make, snapshot
 
 import fastagg
 from fastagg import backends
+from fastagg import table as tables
+from fastagg.result import allocate
 
 TAILS = (1, 3, 7, 8, 9, 15, 16, 17, 31, 33)
 SHAPES = {f"t{n}.weight": (n,) for n in TAILS} | {
@@ -80,6 +83,63 @@ def test_gram_and_mix_match_the_reference(kernels, dtype, K):
     assert_same_bits(mixed, one)
     assert gram_error(both, expected.model()) <= gram_tolerance(dtype, sum(v.numel() for v in g.values()))
     assert_unchanged([g, *clients], before)
+
+
+def marked(backend, g, clients, weights, layer=None):
+    """Which tensors of a mix, or of a gram_mix, are marked as not finite"""
+    table = tables.build(g, clients)
+    weights = torch.as_tensor(weights, dtype=torch.float64)[None]
+    out, row = allocate(table, weights.shape[1]), np.zeros(table.T, np.int32)
+    marks = torch.zeros(table.T, dtype=torch.uint8, device=table.device)
+    if layer is None:
+        backend.mix(table, weights, row, out, marks)
+    else:
+        backend.gram_mix(table, layer, len(table.layout.layers), False, weights, row, out, marks)
+    return [key for key, mark in zip(table.layout.keys, marks.tolist(), strict=True) if mark]
+
+
+def check_marks(backend, dtype, M, offset=0, sizes=(1, 33, 1100)):
+    shapes = {f"{what}{n}.weight": (n,) for n in sizes for what in ("fine", "nan", "inf", "over")}
+    g, clients = make(3, shapes, dtype, offset=offset)
+    for n in sizes:
+        clients[1][f"nan{n}.weight"][n - 1] = float("nan")
+        clients[2][f"inf{n}.weight"][n // 2] = -float("inf")
+        for sd in clients:
+            sd[f"over{n}.weight"][n // 3] = torch.finfo(dtype).max
+    for k, sd in enumerate([g, *clients]):
+        sd["count"] = torch.tensor(k)
+    weights = torch.full((M, 3), 0.25)
+    weights[-1] = torch.tensor([0.9, 0.0, 0.9])  # only the last output overflows; a weight of 0 hides no NaN
+    expected = [key for key in g if key[0] in "nio"]
+    assert marked(backend, g, clients, weights) == expected
+    layer = tables.build(g, clients).layout.gram_layer
+    assert marked(backend, g, clients, weights, layer) == expected
+    assert marked(backend, g, clients, torch.full((M, 3), 0.25), np.full_like(layer, -1)) == [
+        key for key in expected if key[0] != "o"
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("M", "offset"), [(1, 0), (1, 1), (3, 0), (7, 1)])
+def test_outputs_that_are_not_finite_are_marked(kernels, dtype, M, offset):
+    check_marks(backends.choose(torch.device("cpu")), dtype, M, offset)
+
+
+def test_the_reference_marks_outputs_that_are_not_finite():
+    check_marks(backends.reference, torch.float32, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("M", [2, 3, 5, 6, 7])
+def test_every_number_of_clients_and_outputs_gives_the_bits_of_one_output(kernels, dtype, M):
+    """Clients are read in batches, outputs formed in groups, tails and unaligned tensors done apart"""
+    for K in (1, 2, 3, 5, 6, 7, 11, 15):
+        for offset in (0, 1):
+            _, clients = make(K, {"a.weight": (1061,), "b.weight": (530,)}, dtype, offset=offset, seed=K)
+            weights = torch.rand(M, K, dtype=torch.float64)
+            several = fastagg.mix(clients, weights)
+            for m, sd in enumerate(several):
+                assert_same_bits(sd, fastagg.mix(clients, weights[m], backend="cpu"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,6 +7,7 @@ import torch
 from cohort import flat, make
 
 import fastagg
+from fastagg import backends
 
 SHAPES = {"a.weight": (6, 3), "b.weight": (5,)}
 
@@ -26,6 +27,10 @@ def test_opcheck(backend, dtype):
     torch.library.opcheck(torch.ops.fastagg.gram, (g, clients, [0, -1], 2, False))
     torch.library.opcheck(torch.ops.fastagg.mix, (clients, weights, [0, 1]))
     torch.library.opcheck(torch.ops.fastagg.mix, (clients, weights.clone().requires_grad_(), [1, 0]))
+    wanted = [x.clone().requires_grad_() for x in clients]
+    torch.library.opcheck(torch.ops.fastagg.mix, (wanted, weights, [0, 1]))
+    torch.library.opcheck(torch.ops.fastagg.mix, (wanted, weights.clone().requires_grad_(), [0, 0]))
+    torch.library.opcheck(torch.ops.fastagg.dots, ([x.clone().requires_grad_() for x in g], wanted, [0, 0], 1))
     torch.library.opcheck(torch.ops.fastagg.gram_mix, (g, clients, [0, 1], 2, True, weights, [0, 1]))
     torch.library.opcheck(torch.ops.fastagg.dots, (g, clients, [0, 0], 1))
 
@@ -34,6 +39,51 @@ def test_gradient_by_finite_differences():
     _, clients = lists()
     weights = torch.rand(2, 3, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda w: torch.ops.fastagg.mix(clients, w, [1, 0]), (weights,))
+
+
+@pytest.mark.parametrize("check", [torch.autograd.gradcheck, torch.autograd.gradgradcheck])
+def test_gradients_in_clients_and_weights_by_finite_differences(check):
+    _, clients = lists(K=2)
+    weights = torch.rand(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    wanted = [x.clone().requires_grad_() for x in clients]
+    assert check(lambda w, *x: torch.ops.fastagg.mix(list(x), w, [1, 0]), (weights, *wanted))
+    assert check(lambda *x: torch.ops.fastagg.mix(list(x), weights.detach(), [0, 1]), tuple(wanted))
+    rows = tuple(torch.randn(7, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    assert check(lambda v, *x: torch.ops.fastagg.dots([v], list(x), [0], 1), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_clients_that_require_grad_get_it(dtype):
+    clients = [torch.randn(50).to(dtype).requires_grad_() if i % 2 == 0 else torch.tensor(i) for i in range(4)]
+    weights = torch.tensor([[[0.25, 0.75], [2.0, -1.0]]], dtype=torch.float64)
+    outputs = torch.ops.fastagg.mix(clients, weights, [0, 0])
+    assert not outputs[1].requires_grad  # a counter
+    grads = [torch.randn(50).to(dtype) for _ in range(2)]
+    torch.autograd.backward([outputs[0], outputs[2]], grads)
+    for k, client in enumerate((clients[0], clients[2])):
+        expected = sum(weights[0, m, k] * grads[m].double() for m in range(2))
+        torch.testing.assert_close(client.grad, expected.to(dtype))
+    assert clients[1].grad is None
+
+
+def test_only_what_requires_grad_costs_a_pass(monkeypatch):
+    _, clients = lists()
+    wanted = [clients[0].requires_grad_(), *clients[1:]]
+    weights, calls = torch.rand(1, 1, 3, dtype=torch.float64), []
+    outputs = torch.ops.fastagg.mix(wanted, weights, [0, 0])
+    monkeypatch.setattr(backends.cpu, "dots", lambda *args: calls.append(args))
+    sum(x.sum() for x in outputs).backward()
+    assert not calls
+    torch.testing.assert_close(clients[0].grad, weights[0, 0, 0].expand(6, 3))
+
+
+def test_the_public_mix_is_differentiable_in_weights_only():
+    _, clients = make(3, SHAPES)
+    clients[0]["b.weight"].requires_grad_()
+    weights = torch.rand(3, requires_grad=True)
+    fastagg.mix(clients, weights)["b.weight"].sum().backward()
+    assert weights.grad is not None
+    assert clients[0]["b.weight"].grad is None
 
 
 @pytest.mark.parametrize("layerwise", [False, True])

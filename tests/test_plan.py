@@ -67,8 +67,16 @@ class FakeEvent:
 
 
 class FakeBuffer:
-    def __init__(self, packed):
-        self.packed, self.streams = packed, []
+    """Memory of a device, and the streams that it was recorded on"""
+
+    def __init__(self, streams):
+        self.streams = streams
+
+    def __getitem__(self, part):
+        return self
+
+    def view(self, form):
+        return self
 
     def record_stream(self, stream):
         self.streams.append(stream)
@@ -83,77 +91,123 @@ def device(monkeypatch):
 
     def send(device, packed):
         Device.sent.append(packed.copy())
-        return FakeBuffer(packed)
+        return FakeBuffer([])
+
+    def event(external):
+        assert external  # or a capture could not wait for what was recorded outside
+        return FakeEvent()
 
     Device.sent = []
     monkeypatch.setattr(plan, "_send", send)
-    monkeypatch.setattr(plan, "_uploads", plan._uploads.__class__())
+    monkeypatch.setattr(plan, "_residents", plan._residents.__class__())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Device.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Device.capturing)
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "Event", event)
     return Device
 
 
 GPU = torch.device("cuda", 0)
 
 
-def packed(n):
-    return np.full(16, n % 256, dtype=np.uint8) if n < 256 else np.full(16, n, dtype=np.int64).view(np.uint8)
+def wanted(n, size=4):
+    return n, lambda: [np.full(size, n, dtype=np.int32)]
+
+
+def on(device, *numbers):
+    """The buffers of some uploads"""
+    return [arrays[0] for arrays in plan.upload(device, *map(wanted, numbers))]
 
 
 def test_what_is_there_is_not_sent_again(device):
-    first = plan._resident(GPU, packed(1))
-    assert plan._resident(GPU, packed(1)) is first
-    assert plan._resident(GPU, packed(2)) is not first
-    assert plan._resident(torch.device("cuda", 1), packed(1)) is not first
+    [first] = on(GPU, 1)
+    assert on(GPU, 1) == [first]
+    assert on(GPU, 2) != [first]
+    assert on(torch.device("cuda", 1), 1) != [first]
     assert len(device.sent) == 3
     assert device.stream.waited == []
 
 
+def test_what_is_missing_goes_in_one_transfer(device):
+    on(GPU, 1)
+    on(GPU, 1, 2, 3)
+    assert [packed.view(np.int32).tolist() for packed in device.sent] == [[1] * 4, [2] * 4 + [3] * 4]
+    on(GPU, 3), on(GPU, 2)
+    assert len(device.sent) == 2
+
+
+def test_what_is_there_is_not_made_again(device):
+    on(GPU, 1)
+
+    def fail():
+        raise AssertionError
+
+    plan.upload(GPU, (1, fail))
+
+
 def test_another_stream_waits_for_the_transfer(device):
-    first = plan._resident(GPU, packed(1))
-    event = next(iter(plan._uploads.values())).event
+    [first] = on(GPU, 1)
+    event = next(iter(plan._residents.values())).event
     assert event.recorded is device.stream
     device.stream = other = FakeStream(2)
-    assert plan._resident(GPU, packed(1)) is first
+    assert on(GPU, 1) == [first]
     assert other.waited == [event]
     assert first.streams == [other]  # its memory is not reused while that stream may read it
     assert len(device.sent) == 1
 
 
-def test_a_captured_graph_needs_what_is_there_and_keeps_it(device):
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_captured_graph_needs_what_is_there_waits_for_it_and_keeps_it(device, stream):
     device.capturing = True
     with pytest.raises(RuntimeError, match="make the same call once before"):
-        plan._resident(GPU, packed(1))
+        on(GPU, 1)
     device.capturing = False
-    first = plan._resident(GPU, packed(1))
-    device.capturing, device.stream = True, FakeStream(2)
-    assert plan._resident(GPU, packed(1)) is first
-    assert device.stream.waited == []  # a wait for what was recorded outside is not allowed in a capture
+    [first] = on(GPU, 1)
+    event = next(iter(plan._residents.values())).event
+    device.capturing, device.stream = True, FakeStream(stream)
+    assert on(GPU, 1) == [first]
+    assert device.stream.waited == [event]  # also on the stream of the upload: a replay may be on another
     device.capturing = False
     for n in range(2, 100):
-        plan._resident(GPU, packed(n))
-    assert plan._resident(GPU, packed(1)) is first
+        on(GPU, n)
+    assert on(GPU, 1) == [first]
+
+
+def test_without_external_events_the_host_waits_for_the_transfer(device, monkeypatch):
+    def event(**options):
+        raise TypeError("external")
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    device.stream.synchronize = lambda: waited.append(True)
+    on(GPU, 1)
+    on(GPU, 1)
+    assert waited == [True]
+    device.capturing, device.stream = True, FakeStream(2)
+    on(GPU, 1)
+    assert device.stream.waited == []
 
 
 def test_old_uploads_are_dropped(device):
     for n in range(100):
-        plan._resident(GPU, packed(n))
-    assert len(plan._uploads) == plan._MOST_UPLOADS
-    plan._resident(GPU, packed(99))
+        on(GPU, n)
+    assert len(plan._residents) == plan._MOST_RESIDENTS
+    on(GPU, 99)
     assert len(device.sent) == 100
-    plan._resident(GPU, packed(0))
+    on(GPU, 0)
     assert len(device.sent) == 101
-    plan._resident(GPU, np.zeros(plan._MOST_BYTES + 1, dtype=np.uint8))  # larger than all may be: kept while it is used
-    assert len(plan._uploads) == 1
+    on(GPU, 1000, 69)  # the second is the next to go, but wanted
+    assert len(device.sent) == 102
+    plan.upload(GPU, wanted(101, plan._MOST_BYTES // 4 + 1))  # larger than all may be: kept while it is used
+    assert len(plan._residents) == 1
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
-def test_arrays_arrive_as_they_were(monkeypatch, where):
-    monkeypatch.setattr(plan, "_resident", lambda device, packed: torch.from_numpy(packed))
+def test_arrays_arrive_as_they_were(monkeypatch, device, where):
+    monkeypatch.setattr(plan, "_send", lambda device, packed: torch.from_numpy(packed))
     arrays = [np.arange(5, dtype=np.int32), np.arange(6, dtype=np.int64).reshape(2, 3), np.array([0.5])]
     arrays += [np.empty((0, 4), np.int32), np.arange(12, dtype=np.int32).reshape(3, 4).T]
-    for sent, got in zip(arrays, plan.upload(torch.device(where), *arrays), strict=True):
+    some, more = plan.upload(torch.device(where), ("some", lambda: arrays[:2]), ("more", lambda: arrays[2:]))
+    for sent, got in zip(arrays, some + more, strict=True):
         assert np.array_equal(got.numpy(), sent)
         assert got.numpy().dtype == sent.dtype
         assert got.is_contiguous()

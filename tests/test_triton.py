@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_kernels
 import torch
 from cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
-from test_kernels import assert_mixed, gram_error, gram_tolerance
+from test_kernels import assert_mixed, check_marks, gram_error, gram_tolerance
 
 import fastagg
 from fastagg import backends
@@ -275,6 +276,13 @@ def test_not_finite_values_are_seen():
     clients[2]["a.weight"][7] = float("inf")
     diagonal = fastagg.gram(g, clients, backend="triton").matrix.diagonal()
     assert diagonal.isfinite().tolist() == [True, True, False, False]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_that_are_not_finite_are_marked(monkeypatch, dtype):
+    monkeypatch.setattr(test_kernels, "make", cohort)
+    check_marks(backends.load("triton")[0], dtype, M=3, sizes=(33,))
 
 
 @needs_kernels

@@ -14,7 +14,7 @@ struct Item {
 
 struct Work {
   const Item* items;
-  int32_t first, count;  // of the items: those of one dtype
+  int32_t first, count;  // of the items
   const int32_t* order;
   const int64_t* numel;  // [T]
 };
@@ -34,6 +34,8 @@ struct Mix {
   const int32_t* row;      // [T]
   const int64_t* out;      // [T, M] addresses
   const int32_t* aligned;  // [T]: of clients and outputs
+  const int32_t* dtype;    // [T]
+  uint8_t* not_finite;     // [T], set to 1 where an output of that tensor has a NaN or an infinity; null: not wanted
   int32_t outputs;         // M; 0: no mix
 };
 
@@ -62,7 +64,7 @@ Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores);
 // With mix.outputs the weighted sums are formed of the same tensors while they are in cache; not on tensor cores, where
 // that costs more than a read of its own.
 void products(int dtype, const Products&, const Mix& mix, bool tensor_cores, Stream);
-void mix(int dtype, const Work&, const Mix&, Stream);  // any dtype; integers get the maximum
+void mix(const Work&, const Mix&, Stream);  // items of any dtype; integers get the maximum
 
 // group[g, i, j] = the partial sums of slots [first_slot[g], first_slot[g + 1]), added in a fixed order; a triangle is
 // mirrored. total, unless null: the sum of the groups in their order.

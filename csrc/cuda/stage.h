@@ -61,14 +61,14 @@ template <class C> struct Stage {
     __syncthreads();
   }
 
-  // Elements [at, at + left) of every row, and zeros after them, 2^shift vectors in all. Most pieces are whole; of
-  // those a thread has U rows under way at once.
+  // Elements [at, at + left) of every row, and zeros after them, 2^shift vectors in all. A thread has U rows under way
+  // at once: vectors where a piece is whole and aligned, as most are, else eight single elements.
   template <class S, int U>
   __device__ __forceinline__ void load_rows(int shift, int64_t at, int left, bool aligned, bool centred) {
     if (aligned && left >= per_vector<S> << shift)
       load_pieces<S, U, true>(shift, at, left, centred);
     else
-      load_pieces<S, 1, false>(shift, at, left, centred);
+      load_pieces<S, 8 / per_vector<S>, false>(shift, at, left, centred);
   }
 
   // True of a thread that sees no row which float32 cannot be trusted with; to be asked when all is loaded, and a
@@ -82,9 +82,9 @@ template <class C> struct Stage {
   }
 
  private:
-  // A thread keeps to one place of the rows, reads the center there once, and then U rows at a time. With WHOLE there
-  // is no branch between those loads, so that all are under way at once: where branches meet, nvcc waits for loads.
-  template <class S, int U, bool WHOLE>
+  // A thread keeps to one place of the rows, reads the center there once, and then U rows at a time. There is no branch
+  // between those loads, so that all are under way at once: where branches meet, nvcc waits for loads.
+  template <class S, int U, bool VECTORS>
   __device__ __forceinline__ void load_pieces(int shift, int64_t at, int left, bool centred) {
     constexpr int V = per_vector<S>;
     const int columns = 1 << shift, threads = int(blockDim.x), lanes = threads >> shift ? threads >> shift : 1;
@@ -95,10 +95,7 @@ template <class C> struct Stage {
       const int e = column * V;
       auto read = [&](int64_t address) {
         const S* p = reinterpret_cast<const S*>(address) + at + e;
-        if (!WHOLE) return load_some(p, left - e);
-        Vector<S> v;
-        v.raw = *reinterpret_cast<const uint4*>(p);
-        return v;
+        return VECTORS ? load_vector(p) : load_some(p, left - e);
       };
       const Vector<S> g = centred ? read(address[there]) : Vector<S>();
       for (int base = columns <= threads ? lane : 0; base < there; base += U * lanes) {

@@ -10,8 +10,6 @@ import torch
 from fastagg import _cpu
 from fastagg.table import Table
 
-SEES_NOT_FINITE = True  # mix and gram_mix mark, on the way, outputs that are not finite
-
 _level = os.environ.get("FASTAGG_SIMD")
 if _level and not _cpu.set_simd(_level):
     raise ValueError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
@@ -28,17 +26,16 @@ def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch
 
 
 def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]], not_finite=None) -> None:
-    """not_finite [T] uint8, if given, is set to 1 where an output of that tensor has a NaN or an infinity"""
-    marks = np.zeros(table.T, np.uint8) if not_finite is None else not_finite
-    _cpu.mix(*_inputs(table), _float64(weights), row, _addresses(out), marks, torch.get_num_threads())
+    _cpu.mix(
+        *_inputs(table), _float64(weights), row, _addresses(out), _marks(table, not_finite), torch.get_num_threads()
+    )
 
 
 def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
-    marks = np.zeros(table.T, np.uint8) if not_finite is None else not_finite
     result = np.empty((layers if per_layer else 1, table.K + 1, table.K + 1))
     _cpu.gram_mix(
         *_inputs(table), table.center_address, layer, per_layer, result,
-        _float64(weights), row, _addresses(out), marks, torch.get_num_threads(),
+        _float64(weights), row, _addresses(out), _marks(table, not_finite), torch.get_num_threads(),
     )  # fmt: skip
     return torch.from_numpy(result)
 
@@ -55,6 +52,10 @@ def _inputs(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _addresses(tensors: list[list[torch.Tensor]]) -> np.ndarray:  # [M, T]
     return np.array([[t.data_ptr() for t in row] for row in tensors], dtype=np.int64).reshape(len(tensors), -1)
+
+
+def _marks(table: Table, not_finite: torch.Tensor | None) -> np.ndarray:
+    return np.zeros(table.T, np.uint8) if not_finite is None else not_finite.numpy()
 
 
 def _float64(weights: torch.Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What both GPU backends hand to their kernels: addresses and a list of work, uploaded in one transfer.
+"""What both GPU backends hand to their kernels: addresses and a list of work, uploaded in one transfer, and once.
 
 Tensors are cut into chunks, and runs of chunks are the work of one block: hundreds of tiny tensors and one huge one
 both fill a GPU. Cuts depend on the tensors alone, never on the device, so that sums come out the same everywhere.
@@ -6,9 +6,9 @@ both fill a GPU. Cuts depend on the tensors alone, never on the device, so that 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,74 +92,124 @@ def is_floating(layout: Layout) -> np.ndarray:
     return layout.codes < len(FLOATING)
 
 
+Wanted = tuple[Hashable, Callable[[], Sequence[np.ndarray]]]
+
+
 @dataclass
-class _Upload:
-    buffer: torch.Tensor
-    event: Any
-    stream: int
+class _Resident:
+    """Arrays that are on a device, or on their way there"""
+
+    arrays: list[torch.Tensor]
     size: int  # in bytes
+    stream: int  # that they were sent on
+    event: Any  # recorded behind the transfer; None: it was waited for
     captured: bool = False  # a CUDA graph reads it: kept for good
 
 
-_uploads: OrderedDict[tuple, _Upload] = OrderedDict()
-_lock = threading.Lock()  # of the uploads
-_MOST_UPLOADS, _MOST_BYTES = 32, 32 << 20
-
-
-def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
-    """The arrays on the device, in one transfer that nobody waits for. What is there already is not sent again."""
-    arrays = tuple(np.ascontiguousarray(a) for a in arrays)
-    if device.type == "cpu":  # emulated or interpreted kernels
-        return [torch.from_numpy(a.copy()) for a in arrays]
-    starts = np.cumsum([0, *(-(-a.nbytes // 16) * 16 for a in arrays)])
-    packed = np.zeros(max(int(starts[-1]), 16), dtype=np.uint8)
-    for a, start in zip(arrays, starts, strict=False):
-        packed[start : start + a.nbytes] = a.reshape(-1).view(np.uint8)
-    with _lock:
-        buffer = _resident(device, packed)
-    return [
-        buffer[start : start + a.nbytes].view(_TORCH[a.dtype.name]).view(a.shape)
-        for a, start in zip(arrays, starts, strict=False)
-    ]
-
-
+_residents: OrderedDict[tuple, _Resident] = OrderedDict()
+_lock = threading.Lock()  # of the residents
+_MOST_RESIDENTS, _MOST_BYTES = 32, 32 << 20
 _TORCH = {"int32": torch.int32, "int64": torch.int64, "float64": torch.float64}
 
 
-def _resident(device: torch.device, packed: np.ndarray) -> torch.Tensor:
-    key = device, hashlib.blake2b(packed, digest_size=32).digest()  # of addresses and weights: no need to keep them
+def upload(device: torch.device, *wanted: Wanted) -> list[list[torch.Tensor]]:
+    """For each (key, make), the arrays that make() gives, on the device.
+
+    What is there already is known by its key, which must determine the arrays. All the rest is made and sent in one
+    transfer that nobody waits for.
+    """
+    with _lock:
+        missing = [(key, make) for key, make in wanted if (device, key) not in _residents]
+        if missing:
+            _send_all(device, missing)
+            _drop_old({(device, key) for key, _ in wanted})
+        return [_used(device, key) for key, _ in wanted]
+
+
+def _send_all(device: torch.device, missing: list[Wanted]) -> None:
+    on_gpu = device.type != "cpu"  # emulated and interpreted kernels take CPU tensors
+    if on_gpu and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured, and addresses or weights are not on the device yet: make the same "
+            "call once before, with the same tensors and the same out="
+        )
+    groups = [[np.ascontiguousarray(a) for a in make()] for _, make in missing]
+    starts = np.cumsum([0, *(-(-a.nbytes // 16) * 16 for arrays in groups for a in arrays)]).tolist()
+    packed = np.zeros(max(starts[-1], 16), dtype=np.uint8)
+    for a, start in zip((a for arrays in groups for a in arrays), starts, strict=False):
+        packed[start : start + a.nbytes] = a.reshape(-1).view(np.uint8)
+    buffer = _send(device, packed)
+    stream, event = (torch.cuda.current_stream(device), _event()) if on_gpu else (None, None)
+    if event is not None:
+        event.record(stream)
+    elif on_gpu:
+        stream.synchronize()
+    places = iter(starts)
+    for (key, _), arrays in zip(missing, groups, strict=True):
+        views = [_view(buffer, next(places), a) for a in arrays]
+        _residents[device, key] = _Resident(
+            views, sum(a.nbytes for a in arrays), stream.cuda_stream if on_gpu else 0, event
+        )
+
+
+def _view(buffer: torch.Tensor, start: int, array: np.ndarray) -> torch.Tensor:
+    return buffer[start : start + array.nbytes].view(_TORCH[array.dtype.name]).view(array.shape)
+
+
+def _event() -> Any:
+    """An event that CUDA graphs can wait for. Older torch has none: uploads are waited for at once then."""
+    try:
+        return torch.cuda.Event(external=True)
+    except TypeError:
+        return None
+
+
+def _used(device: torch.device, key: Hashable) -> list[torch.Tensor]:
+    """The arrays of a resident; the current stream will not read them before they have arrived."""
+    entry = _residents[device, key]
+    _residents.move_to_end((device, key))
+    if device.type == "cpu":
+        return entry.arrays
     stream = torch.cuda.current_stream(device)
-    capturing = torch.cuda.is_current_stream_capturing()
-    known = _uploads.get(key)
-    if known is None:
-        if capturing:
-            raise RuntimeError(
-                "a CUDA graph is being captured, and addresses or weights are not on the device yet: make the same "
-                "call once before, with the same tensors and the same out="
-            )
-        known = _uploads[key] = _Upload(_send(device, packed), torch.cuda.Event(), stream.cuda_stream, len(packed))
-        known.event.record(stream)
-        _drop_old(key)
-    elif capturing:
-        known.captured = True
-    elif known.stream != stream.cuda_stream:
-        stream.wait_event(known.event)
-        known.buffer.record_stream(stream)
-    _uploads.move_to_end(key)
-    return known.buffer
+    if torch.cuda.is_current_stream_capturing():
+        # Whatever streams the transfer and the replays are on, nothing else orders them: the wait becomes a node of
+        # the graph.
+        entry.captured = True
+        if entry.event is not None:
+            stream.wait_event(entry.event)
+    elif entry.stream != stream.cuda_stream:
+        if entry.event is not None:
+            stream.wait_event(entry.event)
+        for array in entry.arrays[:1]:  # all are views of one allocation
+            array.record_stream(stream)
+    return entry.arrays
 
 
-def _drop_old(newest: tuple) -> None:
-    """Forgets what was not used for longest, down to a number and a size; what a graph reads stays."""
+def _drop_old(wanted: set[tuple]) -> None:
+    """Forgets what was not used for longest, down to a number and a size; what is wanted, or a graph reads, stays."""
     kept, size = 0, 0
-    for key in reversed([key for key, entry in _uploads.items() if not entry.captured]):
-        kept, size = kept + 1, size + _uploads[key].size
-        if key != newest and (kept > _MOST_UPLOADS or size > _MOST_BYTES):
-            del _uploads[key]
+    for key in reversed([key for key, entry in _residents.items() if not entry.captured]):
+        kept, size = kept + 1, size + _residents[key].size
+        if key not in wanted and (kept > _MOST_RESIDENTS or size > _MOST_BYTES):
+            del _residents[key]
 
 
 def _send(device: torch.device, packed: np.ndarray) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.from_numpy(packed)
     # torch keeps this memory until the copy is done
     pinned = torch.empty(len(packed), dtype=torch.uint8, device="cpu", pin_memory=True)
     pinned.numpy()[:] = packed
     return pinned.to(device, non_blocking=True)
+
+
+def upload_with_weights(
+    device: torch.device, wanted: Wanted, weights: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """upload(), and weights [S, M, K] in float64 with it; those on the device already are used where they are"""
+    if weights.device.type == "cpu":
+        array = np.ascontiguousarray(weights.detach().numpy(), dtype=np.float64)
+        arrays, [sent] = upload(device, wanted, (("weights", array.shape, array.tobytes()), lambda: [array]))
+        return arrays, sent
+    [arrays] = upload(device, wanted)
+    return arrays, weights.detach().to(device, torch.float64).contiguous()

@@ -22,8 +22,15 @@ def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch
     return out if per_layer else out.sum(0, keepdim=True)
 
 
-def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]]) -> None:
-    """out[m][t] = sum_k weights[row[t], m, k] w_k; the maximum over clients where the dtype is not floating."""
+def mix(
+    table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    """out[m][t] = sum_k weights[row[t], m, k] w_k; the maximum over clients where the dtype is not floating.
+
+    not_finite [T] uint8, if given, is on the table's device and is set to 1 where an output of that tensor has a NaN or
+    an infinity. It is not read here: that would be to wait for the device.
+    """
     weights = weights.to(_device(table))  # [S, M, K]
     for t in range(table.T):
         clients = [client[t] for client in table.clients]
@@ -36,10 +43,13 @@ def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[tor
             for m, target in enumerate(out):
                 target[t].view(-1)[at : at + w.shape[1]] = (weights[row[t], m] @ w).to(target[t])
             at += w.shape[1]
+        if not_finite is not None:
+            for target in out:
+                not_finite[t] |= ~torch.isfinite(target[t]).all()
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out) -> torch.Tensor:
-    mix(table, weights, row, out)
+def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+    mix(table, weights, row, out, not_finite)
     return gram(table, layer, layers, per_layer)
 
 

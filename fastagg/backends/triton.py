@@ -57,13 +57,17 @@ def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch
     return _gram(table, layer, layers, per_layer, None)
 
 
-def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]]) -> None:
-    _mix_where(np.ones(table.T, bool), table, weights, row, out)
+def mix(
+    table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None,
+) -> None:  # fmt: skip
+    _mix_where(np.ones(table.T, bool), table, weights, row, out, _marks(table, not_finite))
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out) -> torch.Tensor:
-    _mix_where(layer < 0, table, weights, row, out)
-    return _gram(table, layer, layers, per_layer, (weights, row, out))
+def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+    marks = _marks(table, not_finite)
+    _mix_where(layer < 0, table, weights, row, out, marks)
+    return _gram(table, layer, layers, per_layer, (weights, row, out, marks))
 
 
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
@@ -99,11 +103,11 @@ def _multiply(
     """
     layout, P, M = table.layout, len(pairs), len(mixed[2]) if mixed else 0
     work = plan.work(layout, owner, len(out), max(1, plan.PRODUCT_BLOCKS // P))
-    arrays = [address, np.array(pairs, np.int32), layout.numel, work.order, work.items, work.first_slot]
-    rows, pair, numel, order, items, first_slot, *mixing = _upload(table, arrays, mixed)
+    rows, numel, order, items, first_slot, pair, *mixing = _upload(table, address, work, mixed, pairs)
     partial = _empty(table, work.slots, P, group, group)
     flags = torch.empty(work.slots, P, dtype=torch.int32, device=table.device)
-    args = rows, pair, numel, order, items, address.shape[1], P, partial, flags, *(mixing or [rows, order, partial]), M
+    mixing = mixing or [rows, order, partial, flags]  # not read: there are no outputs
+    args = rows, pair, numel, order, items, address.shape[1], P, partial, flags, *mixing, M
     usual = {"CENTRED": centred, "SAME": centred and P == 1, "GROUP": group, **_GROUPS[group]}
     for code, first, count in work.launches:
         usual |= {"DTYPE": _POINTEE[code], "ALIGNED": _aligned((owner >= 0) & (layout.codes == code), address, mixed)}
@@ -116,28 +120,45 @@ def _multiply(
     _launch(table, kernels.add_slots, (P * 16, len(out)), *args, **usual)
 
 
-def _mix_where(which: np.ndarray, table: Table, weights: torch.Tensor, row: np.ndarray, out: list) -> None:
-    layout, M, address, mixed = table.layout, len(out), table.client_address, (weights, row, out)
+def _mix_where(
+    which: np.ndarray, table: Table, weights: torch.Tensor, row: np.ndarray, out: list, marks: torch.Tensor
+) -> None:
+    layout, M, address, mixed = table.layout, len(out), table.client_address, (weights, row, out, marks)
     work = plan.work(layout, np.where(which, 0, -1), 1, plan.MIX_ITEMS)
     if not work.launches:
         return
-    args = *_upload(table, [address, layout.numel, work.order, work.items], mixed), table.K, M
+    rows, numel, order, items, _, *mixing = _upload(table, address, work, mixed)
+    args = rows, numel, order, items, *mixing, table.K, M
     for code, first, count in work.launches:
         usual = {"DTYPE": _POINTEE[code], "ALIGNED": _aligned(which & (layout.codes == code), address, mixed)}
         warps = 4 if M == 1 else 8
         _launch(table, kernels.mix, (count,), first, *args, OUTPUTS=_outputs(M), num_warps=warps, **usual)
 
 
-def _upload(table: Table, arrays: list[np.ndarray], mixed: tuple | None) -> list[torch.Tensor]:
-    """arrays on the device, and behind them, if there is something to mix: out [T, M], row [T], weights [S, M, K]"""
-    if mixed is None:
-        return plan.upload(table.device, *arrays)
-    weights, row, out = mixed
-    arrays = [*arrays, plan.addresses(out), row.astype(np.int32)]
-    weights = weights.detach().double().contiguous()
-    if weights.device.type == "cpu":
-        return plan.upload(table.device, *arrays, weights.numpy())
-    return [*plan.upload(table.device, *arrays), weights.to(table.device)]
+def _upload(
+    table: Table, address: np.ndarray, work: plan.Work, mixed: tuple | None, pairs: list[tuple[int, int]] | None = None
+) -> list[torch.Tensor]:
+    """On the device: address, numel, order, items, first_slot, pairs if there are any, and if there is something to
+    mix: out [T, M], row [T], weights [S, M, K], marks [T]. Sent again only if tensors have moved or weights changed."""
+    weights, row, out, marks = mixed or (None, None, None, None)
+    to = plan.addresses(out) if mixed else None
+    key = table.layout, work, address.shape, address.tobytes(), pairs and tuple(pairs)
+    key += (row.tobytes(), to.tobytes()) if mixed else ()
+
+    def arrays() -> list[np.ndarray]:
+        made = [address, table.layout.numel, work.order, work.items, work.first_slot]
+        made += [np.array(pairs, np.int32)] if pairs else []
+        return made + ([to, row.astype(np.int32)] if mixed else [])
+
+    if not mixed:
+        return plan.upload(table.device, (key, arrays))[0]
+    memory, weights = plan.upload_with_weights(table.device, (key, arrays), weights)
+    return [*memory, weights, marks]
+
+
+def _marks(table: Table, not_finite: torch.Tensor | None) -> torch.Tensor:
+    """Kernels always mark; if nobody asked for it, marks that nobody reads"""
+    return torch.empty(table.T, dtype=torch.uint8, device=table.device) if not_finite is None else not_finite
 
 
 def _aligned(which: np.ndarray, address: np.ndarray, mixed: tuple | None) -> bool:

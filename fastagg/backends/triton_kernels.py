@@ -69,7 +69,7 @@ def _leaves_float32(top, count):
 
 @triton.jit(do_not_specialize=["first", "R", "P", "M"])
 def products(
-    first, rows, pairs, numel, order, items, R, P, partial, flags, out, weight_row, weights, M,
+    first, rows, pairs, numel, order, items, R, P, partial, flags, out, weight_row, weights, marks, M,
     DTYPE: tl.constexpr, WIDE: tl.constexpr, AGAIN: tl.constexpr, CENTRED: tl.constexpr, SAME: tl.constexpr,
     GROUP: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr, OUTPUTS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,9 @@ def products(
             if OUTPUTS > 0:  # noqa: SIM102
                 if (t + at // SPAN) % P == pair:  # the blocks of this item share the work
                     own_weights = weights + tl.load(weight_row + t).to(tl.int64) * M * (R - 1)
-                    _mix_span(own + 1, out + t * M, own_weights, at, end, R - 1, M, SPAN, OUTPUTS, ALIGNED, DTYPE)
+                    _mix_span(
+                        own + 1, out + t * M, own_weights, marks + t, at, end, R - 1, M, SPAN, OUTPUTS, ALIGNED, DTYPE
+                    )
             at = stop
         place += 1
         at = tl.full((), 0, tl.int64)
@@ -160,7 +162,7 @@ def add_layers(parts, out, layers, size, ENTRIES: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first", "K", "M"])
 def mix(
-    first, rows, numel, order, items, out, weight_row, weights, K, M,
+    first, rows, numel, order, items, out, weight_row, weights, marks, K, M,
     DTYPE: tl.constexpr, OUTPUTS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     item = items + (first + tl.program_id(0)) * 4
@@ -172,26 +174,29 @@ def mix(
         left -= tl.cdiv(end - at, CHUNK).to(tl.int32)
         own_weights = weights + tl.load(weight_row + t).to(tl.int64) * M * K
         for start in range(at, end, CHUNK):
-            _mix_span(rows + t * K, out + t * M, own_weights, start, end, K, M, CHUNK, OUTPUTS, ALIGNED, DTYPE)
+            _mix_span(
+                rows + t * K, out + t * M, own_weights, marks + t, start, end, K, M, CHUNK, OUTPUTS, ALIGNED, DTYPE
+            )
         place += 1
         at = tl.full((), 0, tl.int64)
 
 
 @triton.jit
 def _mix_span(
-    clients, out, weights, at, end, K, M,
+    clients, out, weights, mark, at, end, K, M,
     N: tl.constexpr, OUTPUTS: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Mixes N elements from `at` on, up to the end: clients [K] and out [M] are addresses, weights is [M, K]."""
+    """Mixes N elements from `at` on, up to the end: clients [K] and out [M] are addresses, weights is [M, K]. mark is
+    set where an output is not finite."""
     if at + N <= end:
-        _mix_elements(clients, out, weights, at, end, K, M, N, OUTPUTS, ALIGNED, DTYPE, False)
+        _mix_elements(clients, out, weights, mark, at, end, K, M, N, OUTPUTS, ALIGNED, DTYPE, False)
     else:
-        _mix_elements(clients, out, weights, at, end, K, M, N, OUTPUTS, ALIGNED, DTYPE, True)
+        _mix_elements(clients, out, weights, mark, at, end, K, M, N, OUTPUTS, ALIGNED, DTYPE, True)
 
 
 @triton.jit
 def _mix_elements(
-    clients, out, weights, at, end, K, M,
+    clients, out, weights, mark, at, end, K, M,
     N: tl.constexpr, OUTPUTS: tl.constexpr, ALIGNED: tl.constexpr, DTYPE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     e = at + tl.arange(0, N)
@@ -215,4 +220,9 @@ def _mix_elements(
                     w = tl.load(weights + m * K + k, mask=(m < M) & (k < K), other=0).to(real)  # [OUTPUTS]
                     mixed = tl.fma(tl.broadcast_to(w[:, None], mixed.shape), tl.broadcast_to(x, mixed.shape), mixed)
         p = _at(tl.load(out + m, mask=m < M, other=0), e, ALIGNED, DTYPE)
-        tl.store(p, tl.broadcast_to(mixed.to(DTYPE), [OUTPUTS, N]), mask=inside & (m < M)[:, None])
+        y = tl.broadcast_to(mixed.to(DTYPE), [OUTPUTS, N])
+        real_output = tl.broadcast_to(inside & (m < M)[:, None], [OUTPUTS, N])
+        tl.store(p, y, mask=real_output)
+        if not DTYPE.is_int():
+            bad = real_output & ~(tl.abs(y.to(real)) < float("inf"))  # hardly ever: no lane stores
+            tl.store(mark + tl.zeros([OUTPUTS, N], tl.int32), 1, mask=bad)

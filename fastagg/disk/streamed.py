@@ -59,9 +59,10 @@ class Streamed(Memory):
         outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
 
         def compute(slab: Slab) -> None:
-            tensors, marking = outs.of(slab)
-            _kernels(table).mix(slab.of(table), torch.from_numpy(weights), row[slab.t], tensors, **marking)
-            outs.mark(slab, tensors, marking)
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = finite.marks(part)
+            _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
+            outs.mark(slab, marks)
 
         self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute, center=False)
         finite.check_outputs(asked, outs.not_finite)
@@ -75,11 +76,12 @@ class Streamed(Memory):
 
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
-            tensors, marking = outs.of(slab)
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = finite.marks(part)
             matrices = _kernels(table).gram_mix(
-                slab.of(table), gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, **marking
+                part, gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, marks
             )
-            outs.mark(slab, tensors, marking)
+            outs.mark(slab, marks)
             sums.add(layers, matrices)
 
         self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, center=True)
@@ -153,21 +155,14 @@ class Writing:
     def __init__(self, table: Table, outputs: list[dict[str, torch.Tensor]]) -> None:
         self.table, self.outputs = table, outputs
         self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
-        self.not_finite = np.zeros(table.T, np.uint8)
+        self.not_finite = finite.marks(table)
 
-    def of(self, slab: Slab) -> tuple[list[list[torch.Tensor]], dict[str, np.ndarray]]:
-        """The pieces to write, and how the kernels are told to mark what is not finite"""
-        sees = hasattr(_kernels(self.table), "SEES_NOT_FINITE")
-        return [list(Pieces(row, slab)) for row in self.tensors], (
-            {"not_finite": np.zeros(len(slab.t), np.uint8)} if sees else {}
-        )
+    def of(self, slab: Slab) -> list[list[torch.Tensor]]:
+        """The pieces to write"""
+        return [list(Pieces(row, slab)) for row in self.tensors]
 
-    def mark(self, slab: Slab, tensors: list[list[torch.Tensor]], marking: dict[str, np.ndarray]) -> None:
-        marks = marking.get("not_finite")
-        if marks is None:
-            marks = np.zeros(len(slab.t), np.uint8)
-            finite.mark(tensors, marks)
-        np.maximum.at(self.not_finite, slab.t, marks)
+    def mark(self, slab: Slab, marks: torch.Tensor) -> None:
+        np.maximum.at(self.not_finite.numpy(), slab.t, marks.numpy())
 
     def results(self) -> list[Result]:
         return [finish(self.table, row, out) for row, out in zip(self.tensors, self.outputs, strict=True)]

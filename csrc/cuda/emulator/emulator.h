@@ -81,6 +81,9 @@ inline uint32_t __float_as_uint(float f) {
   return u;
 }
 inline void atomicMax(uint32_t* p, uint32_t value) { *p = std::max(*p, value); }
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> void __stwb(T* p, T value) { *p = value; }
+using std::memcpy;
 using std::min;
 
 // Tensor cores: what the instructions compute, with the truncation of sums that hardware was found to have.
