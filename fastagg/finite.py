@@ -14,7 +14,9 @@ NAMED = 5  # keys, or clients, that a message lists before it counts the rest
 
 
 class NonFiniteError(InputError):
-    """Clients have values that are NaN or infinite. The message names them and the keys.
+    """Clients have values that are NaN, infinite, or so large that the round cannot be computed with them.
+
+    The message names the clients and the keys.
 
     clients   their positions among the clients given
     """
@@ -52,10 +54,31 @@ def check_outputs(table: Table, not_finite: np.ndarray) -> None:
         raise _error(table, bad)
     if table.center is not None and not_finite_in(table.center, marked):
         raise InputError(_what(table, table.center, "the global model"))
-    key, dtype = table.layout.keys[marked[0]], table.layout.dtypes[marked[0]]
-    raise InputError(
-        f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
-    )
+    t = marked[0]
+    key, dtype = table.layout.keys[t], table.layout.dtypes[t]
+    words = f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
+    models = [*table.clients, *([] if table.center is None else [table.center])]
+    raise too_large(table, [k for k in dominant([_largest(model[t]) for model in models]) if k < table.K], words)
+
+
+def dominant(amounts: Sequence[float]) -> list[int]:
+    """Whose amounts make a sum too large: at least half the largest one. Nobody, if that holds for most of them."""
+    amounts = np.asarray(amounts, dtype=np.float64)
+    found = np.flatnonzero(amounts >= amounts.max() / 2)
+    return found.tolist() if 2 * len(found) <= len(amounts) else []
+
+
+def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
+    """The error when numbers leave the range of their dtype; where certain clients are the cause, it names them."""
+    if not len(clients):
+        return InputError(words)
+    names = listed([table.name(k) for k in clients])
+    at = [int(k) if table.positions is None else table.positions[k] for k in clients]
+    return NonFiniteError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", at)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return max((float(part.abs().max()) for part in tensor.detach().reshape(-1).split(1 << 20)), default=0.0)
 
 
 def mark(outputs: list[list[torch.Tensor]], not_finite: np.ndarray) -> None:

@@ -158,6 +158,8 @@ class Job:
         server = self.server
         table = Streamed([], None, 1).build(g, clients, params=server.params, layers=server.layers, client_ids=self.ids)
         passes, written = reads(server, self.info), len(self.ids) if server.gives == "personalised" else 1
+        if isinstance(server, ServerOptimiser) and server.reads_twice(table.layout):
+            passes = 2
         fused = passes == 1 and server.name == "fedawa"
         everything, slab = np.ones(table.T, bool), self.memory // 4
         slabs = [slabs_of(table, everything, table.K + fused + written, slab, with_gram=fused)]
