@@ -10,6 +10,7 @@ import torch
 from fastagg.gram import Gram
 from fastagg.table import FLOATING, InputError, Table
 
+FAR = 1e3  # times the median of the clients: further from them than any honest one
 NAMED = 5  # keys, or clients, that a message lists before it counts the rest
 
 
@@ -62,10 +63,10 @@ def check_outputs(table: Table, not_finite: np.ndarray) -> None:
 
 
 def dominant(amounts: Sequence[float]) -> list[int]:
-    """Whose amounts make a sum too large: at least half the largest one. Nobody, if that holds for most of them."""
+    """Whose amounts make a sum too large: at least half the largest, and FAR times the median. At most half of all."""
     amounts = np.asarray(amounts, dtype=np.float64)
-    found = np.flatnonzero(amounts >= amounts.max() / 2)
-    return found.tolist() if 2 * len(found) <= len(amounts) else []
+    median = np.sort(amounts)[(len(amounts) - 1) // 2]
+    return np.flatnonzero((amounts >= amounts.max() / 2) & (amounts > FAR * median)).tolist()
 
 
 def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
@@ -73,8 +74,7 @@ def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
     if not len(clients):
         return InputError(words)
     names = listed([table.name(k) for k in clients])
-    at = [int(k) if table.positions is None else table.positions[k] for k in clients]
-    return NonFiniteError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", at)
+    return NonFiniteError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", table.given(clients))
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -99,7 +99,7 @@ def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
     message = message or f"{name}: its distance to the global model is too large for float64"
     if len(clients) > 1:
         message += f"; so have {listed([table.name(k) for k in clients[1:]])}"
-    return NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
+    return NonFiniteError(message, table.given(clients))
 
 
 def _what(table: Table, tensors: list[torch.Tensor], name: str) -> str:

@@ -100,6 +100,10 @@ class Table:
         """A client in the caller's words"""
         return client_name(k if self.positions is None else self.positions[k], self.client_ids)
 
+    def given(self, clients: Iterable[int]) -> list[int]:
+        """Where these clients were in what the caller gave"""
+        return [int(k) if self.positions is None else self.positions[k] for k in clients]
+
     def part(self, order: Sequence[int]) -> Table:
         """Some of the clients, in this order. Those left out still count as inputs, which must not be written."""
         left = np.setdiff1d(np.arange(self.K), order)
@@ -110,7 +114,7 @@ class Table:
             clients=[self.clients[k] for k in order],
             client_address=np.ascontiguousarray(self.client_address[:, order]),
             copied=[*self.copied, *map(tuple, extents)],
-            positions=[k if self.positions is None else self.positions[k] for k in order],
+            positions=self.given(order),
         )
 
     def with_center_as_client(self) -> Table:

@@ -337,7 +337,9 @@ def test_a_finite_client_that_is_too_large_is_named_or_dropped(cls, dtype):
     g, clients = cohort(5, dtype=dtype)
     ids, bad = ["d", "b", "e", "a", "c"], 2
     clients[bad]["fc.weight"][0, 0] = 1e25  # its square overflows float32
-    words = rf"client 2 \(id 'e'\): with it, {cls.name}: the mean update of key 'fc.weight' is too large for torch.float32"
+    words = (
+        rf"client 2 \(id 'e'\): with it, {cls.name}: the mean update of key 'fc.weight' is too large for torch.float32"
+    )
     with pytest.raises(fastagg.NonFiniteError, match=words) as caught:
         cls().aggregate(g, clients, client_ids=ids)
     assert caught.value.clients == [bad]
@@ -357,9 +359,9 @@ def test_a_step_beyond_the_dtype_names_who_made_it():
     clients[1]["fc.bias"][3] = 60000.0
     server = FedAvgM(lr=8.0, on_nonfinite="drop")
     assert server.aggregate(g, clients).dropped == [1]
-    with pytest.raises(fastagg.NonFiniteError, match="client 1: with it, fedavgm: the new value of key 'fc.bias'"):
+    with pytest.raises(fastagg.NonFiniteError, match=r"client 1: with it, fedavgm: the new value of key 'fc.bias'"):
         fedavgm(g, clients, lr=8.0)
-    with pytest.raises(fastagg.InputError, match="^fedavgm: the new value of key 'fc.weight'") as caught:
+    with pytest.raises(fastagg.InputError, match=r"^fedavgm: the new value of key 'fc.weight'") as caught:
         fedavgm(g, clients[2:], lr=1e30)  # no client's fault
     assert not isinstance(caught.value, fastagg.NonFiniteError)
 

@@ -168,6 +168,34 @@ def test_large_finite_values_are_no_error():
         fastagg.fedadam(g, clients)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float32", 1e25), ("float32", 3e38), ("float64", 1e100), ("float64", 1e200)]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, value):
+    g, clients = cohort()
+    if dtype == "float64":
+        g, *clients = ({k: v.double() if v.is_floating_point() else v for k, v in sd.items()} for sd in (g, *clients))
+    clients[BAD]["fc.weight"].view(-1)[5] = value
+    clients[BAD]["fc.bias"][0] = -value
+    options = dict(OPTIONS.get(name, {}))
+    if name == "fedlaw" and dtype == "float64":
+        options["loss"] = lambda output, target: torch.nn.functional.cross_entropy(output.float(), target)
+    server = fastagg.aggregator(name, on_nonfinite="drop", **options)
+    info = round_info(name)
+    if name == "fedlaw":
+        info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
+    result = run(name, g, clients, ids=IDS, server=server, info=info)
+    assert result.dropped in ([], ["a"])
+    for sd in models(result):
+        assert sd is None or all(torch.isfinite(tensor).all() for tensor in sd.values())
+    if result.dropped:
+        strict = fastagg.aggregator(name, **options)
+        with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'a'\)") as caught:
+            run(name, g, clients, ids=IDS, server=strict, info=info)
+        assert caught.value.clients == [BAD]
+
+
 def test_too_far_for_float64():
     g, clients = make(4, {"w": (5,)}, torch.float64)
     clients[3]["w"][:] = 1e200

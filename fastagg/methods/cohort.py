@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import core
+from fastagg import core, finite
 from fastagg.access import Memory
 from fastagg.gram import Gram
 from fastagg.result import Result, Results
@@ -61,7 +61,7 @@ class Cohort:
             w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
             b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
             b = w if buffers is None else b
-        _check_weights(w, b)
+        self._check_weights(w, b)
         w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
         row = core.rows(table, layerwise)
         if b is not w and not np.array_equal(b, w):
@@ -72,15 +72,18 @@ class Cohort:
         self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
         return results
 
+    def _check_weights(self, *weights: np.ndarray) -> None:
+        if all(np.isfinite(w).all() for w in weights):
+            return
+        lengths = [gram.model().norms().cpu().numpy() for gram in self._grams.values()]
+        far = finite.dominant(lengths[0]) if lengths else []
+        words = "the clients' weights are not finite: products of the models' squares are beyond float64"
+        raise finite.too_large(self.table, far, words)
+
     def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
         """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
-        _check_weights(weights)
+        self._check_weights(weights)
         return self.access.mix(self.table, weights, row, out, self.table)
-
-
-def _check_weights(*weights: np.ndarray) -> None:
-    if not all(np.isfinite(w).all() for w in weights):
-        raise InputError("the clients' weights are not finite: products of the models' squares are beyond float64")
 
 
 def by_id(ids: list[Any]) -> list[int]:

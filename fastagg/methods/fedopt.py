@@ -98,7 +98,7 @@ class ServerOptimiser(Aggregator):
     def _blamed(self, table: Table, n: np.ndarray, t: int) -> list[int]:
         """The clients, if they are few, that move tensor t by far the most"""
         moved = [largest_update(table.center[t], client[t]) for client in table.clients]
-        return finite.dominant(n * np.array(moved))
+        return finite.dominant(np.where(n > 0, moved, 0))
 
     def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         """The new moments, and a step and its factor, from the old moments, which stay as they are"""

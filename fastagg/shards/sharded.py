@@ -220,22 +220,20 @@ class Sharded(Memory):
             said = [json.loads(text) for text in self.peers.texts(json.dumps([bad, str(failed or "")]))]
             self._name(table, sorted({k for found, _ in said for k in found}), next(text for k, text in said if k))
         if failed is not None:
-            raise failed
+            self.peers.tell(failed)
         if 1 in seen:
             self.peers.agree({"step": "failed"})  # hears what the others raise
         return done
 
     def _name(self, table: Table, clients: list[int], far: str = "") -> None:
-        """Raises, on all ranks, what one process would say of clients that are not finite; far: or are, yet too large"""
+        """Raises, on all ranks, what one process would say of clients that are not finite, or too far off"""
         keys = self._keys(table, table.clients[clients[0]])
         name = table.name(clients[0])
         far = far or f"{name}: its distance to the global model is too large for float64"
         message = finite.in_words(name, keys) or far
         if len(clients) > 1:
             message += f"; so have {finite.listed([table.name(k) for k in clients[1:]])}"
-        self.peers.share(
-            NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
-        )
+        self.peers.share(NonFiniteError(message, table.given(clients)))
 
     def _keys(self, table: Table, model: list[torch.Tensor]) -> list[str]:
         """The keys of a model that are not finite, on whatever rank"""
