@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 16  # elements that are summed up in float64 at a time, which stay in the cache
+CHUNK = 1 << 18  # elements that are summed up in float64 at a time: 2 MB; a quarter of that takes 1.3 times as long
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
