@@ -87,7 +87,19 @@ def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
             assert torch.equal(result.logits[..., keep], expected.logits)
             assert torch.isfinite(result.logits).all()
         if expected.gram is not None:
-            assert torch.equal(result.gram.matrix, expected.gram.matrix)
+            assert result.gram.K == K
+            assert result.gram.absent == (BAD,)
+            assert torch.equal(result.gram.present().matrix, expected.gram.matrix)
+            assert not result.gram.matrix[..., BAD + 1, :].any()
+        for seen, other in zip(result_models, models(expected), strict=True):
+            if other.gram is not None:  # a result's gram and weights go together, whoever was dropped
+                told = vars(fastagg.diagnostics(seen.gram, seen.weights, class_dist=torch.eye(K)))
+                alone = vars(fastagg.diagnostics(other.gram, other.weights, class_dist=torch.eye(K)[keep]))
+                assert told["update_norms"].shape[-1] == K
+                assert torch.equal(told["update_norms"][..., keep], alone["update_norms"])
+                assert torch.equal(told["cosine"][..., keep, :][..., keep], alone["cosine"])
+                for what in ("coherence", "distance_to_global", "shrink_ratio", "heterogeneity_coherence"):
+                    torch.testing.assert_close(told[what], alone[what], rtol=1e-6, atol=1e-12)
     assert same(dropping.state_dict(), without.state_dict())
 
 

@@ -136,9 +136,10 @@ class Job:
             for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
                 setattr(result, name, getattr(found, name, None))
             if report is not None and result.gram is None and g is not None:
-                took_part = [sd for sd, name in zip(clients, self.ids, strict=True) if name not in result.dropped]
+                here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
-                result.gram = access.gram(access.build(g, took_part, **options), False)
+                gram = access.gram(access.build(g, [clients[k] for k in here], **options), False)
+                result.gram = gram.among(len(clients), here)
             result.paths = writing.place(found)
         except BaseException:
             writing.discard()

@@ -131,7 +131,7 @@ def _restore_about(result: Result | Results, order: Sequence[int], K: int) -> Re
         if value is not None:
             setattr(result, name, _spread(value, order, K, axis, missing))
     if result.gram is not None:
-        result.gram = _gram_in_order(result.gram, order)
+        result.gram = result.gram.among(K, order)
     return result
 
 
@@ -141,9 +141,3 @@ def _spread(values: torch.Tensor, order: Sequence[int], K: int, axis: int, missi
     shape = (*values.shape[:axis], K, *values.shape[axis + 1 :])
     out = torch.full(shape, missing, dtype=values.dtype)
     return out.index_copy_(axis, torch.tensor(list(order)), values)
-
-
-def _gram_in_order(gram: Gram, order: Sequence[int]) -> Gram:
-    """Of those who took part, in the caller's order"""
-    at = torch.tensor([0, *(np.argsort(order) + 1).tolist()], device=gram.matrix.device)
-    return Gram(gram.matrix.index_select(-2, at).index_select(-1, at), gram.numel, gram.layers)
