@@ -147,7 +147,8 @@ def test_plain_means_on_request():
     assert models.clusters == [[0, 2], [1, 3]]
     assert models.mixing.tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]]
     for model, members in zip(models, models.clusters, strict=True):
-        assert_same_bits(model, fastagg.fedavg(g, [clients[k] for k in members]))
+        mean = fastagg.fedavg(g, [clients[k] for k in members])
+        assert all(torch.equal(model[key], mean[key]) for key in PARAMS)
 
 
 def test_rounds_remember_clusters():
