@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastagg.checks import InputError
+
 try:
     from fastagg import _cpu
 except ImportError:  # no native module on this platform: the reference backend needs none
@@ -21,10 +23,6 @@ DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {t
 BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
-
-
-class InputError(ValueError):
-    """A model, weight or size that cannot be aggregated. The message names the client and the key."""
 
 
 @dataclass(frozen=True, eq=False)

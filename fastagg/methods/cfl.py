@@ -43,7 +43,6 @@ class CFL(Aggregator):
                 "single": as their most similar ones, which is the bipartition the paper calls optimal
     weighted    means by data shares, of updates in the first condition and of models in a cluster; False: plain means,
                 as in the authors' code
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Returns Results: a model per cluster with clients in this round, the mean of their models. .clusters are
     the client ids of each, .mixing [M, K] the weights. The aggregator remembers each client id's cluster; its .clusters

@@ -33,6 +33,7 @@ from fastagg.methods.common import (
     check_integer,
     check_number,
     describe,
+    documentation,
 )
 from fastagg.result import Result, check_out
 from fastagg.table import FLOATING, InputError, StateDict, Table, as_tensor
@@ -135,7 +136,7 @@ def fedlaw(
     return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, proxy=proxy)
 
 
-fedlaw.__doc__ = FedLAW.__doc__
+fedlaw.__doc__ = documentation(FedLAW)
 
 
 class LossError(InputError):

@@ -26,7 +26,6 @@ class FedNova(Aggregator):
     momentum      of the clients' SGD; 0 for plain SGD
     local_steps   of one round, required: how many steps each client took, [K], positive. For another local solver
                   give the paper's ||a_k||_1, with momentum 0.
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are tau_eff n_k / a_k, which need not sum to 1: the model is g + sum_k weights_k (w_k - g). Buffers are
     averaged by the data shares.

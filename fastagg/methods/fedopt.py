@@ -179,7 +179,6 @@ class FedAvgM(ServerOptimiser):
 
     lr          server learning rate; 1 with momentum 0 is FedAvg
     momentum    what is left of m from one round to the next
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -240,7 +239,6 @@ class FedAdam(_Adaptive):
     beta1       decay of the mean update m
     beta2       decay of its mean square v
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -260,7 +258,6 @@ class FedYogi(_Adaptive):
     beta1       decay of the mean update m
     beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -281,7 +278,6 @@ class FedAdagrad(_Adaptive):
     lr          server learning rate; the paper tunes it, so should you
     beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """

@@ -7,13 +7,15 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fastagg.checks import InputError
 from fastagg.cli import key_value, parse
-from fastagg.shards.peers import Peers
 from fastagg.sim import config
 from fastagg.sim.config import Config
-from fastagg.table import InputError
+
+if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
+    from fastagg.shards.peers import Peers
 
 SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
 
