@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
-from fastagg import core, elementwise, finite
+from fastagg import core, elementwise, finite, wide
 from fastagg import table as tables
 from fastagg.core import Out
 from fastagg.gram import Gram
@@ -56,3 +57,16 @@ class Memory:
             outs = [as_tensor(result[key], "the result", key) for result in results]
             not_finite[t] = not elementwise.combine(rule, [client[t] for client in table.clients], outs)
         finite.check_outputs(table, not_finite)
+
+    def mean_updates(self, table: Table, n: np.ndarray, used: np.ndarray) -> dict[int, torch.Tensor]:
+        """sum_k n_k w_k - g of the tensors used [T], in float32 or wider: one more read of the clients"""
+        updates = {t: wide.empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
+        for t, update in updates.items():
+            g, *clients = (model[t].detach().reshape(-1) for model in (table.center, *table.clients))
+            wide.mean_update(g, clients, n, update.view(-1))
+        return updates
+
+    def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
+        """Raises what finite.too_large says of the clients, if there are words. All parts of the models are asked."""
+        if words:
+            raise finite.too_large(table, clients, words)

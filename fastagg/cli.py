@@ -1,15 +1,25 @@
-"""The `fastagg` command: argument parsing and printing only."""
+"""The `fastagg` command: argument parsing and printing only. Nothing here imports torch before there is work to do."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `fastagg methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(argv: list[str]) -> int:
     if argv[:1] in (["sim"], ["compare"]):  # what they need is loaded for them only
         from fastagg.sim.command import main as simulator
 
@@ -18,10 +28,29 @@ def main(argv: list[str] | None = None) -> int:
         from fastagg.disk.command import main as aggregate
 
         return aggregate(argv[1:])
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help()
+        return 2
+    return _methods(args.names, args.json) if args.command == "methods" else _info(args.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from fastagg import __version__
+
     parser = argparse.ArgumentParser(
         prog="fastagg", description="Fast aggregation of federated-learning client models."
     )
+    parser.add_argument("--version", action="version", version=f"fastagg {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    listed = commands.add_parser(
+        "methods",
+        help="the aggregation methods, their options and papers",
+        description="Lists the aggregation methods with their options, defaults and papers. With names, explains these "
+        "methods and every option of theirs.",
+    )
+    listed.add_argument("names", nargs="*", metavar="NAME", help="a method to explain")
     about = commands.add_parser(
         "info",
         help="version, SIMD level, threads and backends",
@@ -36,12 +65,30 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser(
         "compare", help="several methods and seeds, in one report: fastagg compare --help", add_help=False
     )
-    about.add_argument("--json", action="store_true", help="machine-readable output")
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help()
-        return 2
-    return _info(args.json)
+    for command in (listed, about):
+        command.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
+
+
+def _methods(names: list[str], as_json: bool) -> int:
+    from fastagg import registry
+    from fastagg.checks import suggest
+
+    every = {method.name: method for method in registry.methods()}
+    for name in names:
+        if name not in every:
+            print(f"fastagg methods: no method {name!r}{suggest(name, every)}", file=sys.stderr)
+            return 2
+    chosen = [every[name] for name in names] or list(every.values())
+    if as_json:
+        facts = [vars(method) | {"help": method.help} for method in chosen]
+        json.dump(facts, sys.stdout, indent=2, default=str)
+        print()
+        return 0
+    print("\n\n".join(method.text() if names else method.summary() for method in chosen))
+    if not names:
+        print(f"\nAll methods take {', '.join(registry.SHARED)} as well. `fastagg methods NAME` explains one.")
+    return 0
 
 
 def _info(as_json: bool) -> int:
@@ -65,10 +112,6 @@ def _info(as_json: bool) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def key_value(text: str) -> dict[str, Any]:
     """An option of a method, key=value"""
     key, found, value = text.partition("=")
@@ -83,3 +126,7 @@ def parse(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

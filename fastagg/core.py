@@ -63,6 +63,8 @@ def mix(
             raise InputError("out: cannot be written in place when weights require grad")
         if backend is not None:
             raise InputError("backend: cannot be chosen per call when weights require grad; use fastagg.set_backend")
+        from fastagg import ops  # noqa: F401  registers the operator
+
         clients = [t.detach() for client in table.clients for t in client]
         flat = torch.ops.fastagg.mix(clients, weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]

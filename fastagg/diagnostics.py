@@ -42,7 +42,8 @@ def diagnostics(
     """Norms, cosines and coherence of a round's updates, from a model's or a layer-wise Gram.
 
     weights      l, the clients' weights, [K] or [L, K], a result's .weights; default: equal. Where they do not sum to
-                 1, their sum counts as a part of gamma.
+                 1, their sum counts as a part of gamma. Clients that were dropped (gram.absent) have weight 0; their
+                 norms and cosines are 0, and K is the number of the others.
     gamma        what the aggregate was scaled by, FedLAW's result.gamma
     class_dist   [K, C], shares or sample counts of the classes: for the heterogeneity coherence, which is about data
                  distributions and cannot be seen in a Gram
@@ -56,7 +57,7 @@ def diagnostics(
 
     cosine = gram.cosine().cpu()
     others = cosine.numpy() * (1 - np.eye(gram.K))
-    coherence = _quadratic(others, lam) / gram.K
+    coherence = _quadratic(others, lam) / max(len(gram.took_part), 1)
 
     c, b, G = C[..., 0, 0], C[..., 0, 1:], C[..., 1:, 1:]
     shrink = 1 - gamma * lam.sum(-1)  # the aggregate is g - shrink g + gamma sum l d
@@ -70,13 +71,16 @@ def diagnostics(
         coherence=torch.as_tensor(coherence),
         distance_to_global=torch.as_tensor(np.sqrt(moved)),
         shrink_ratio=torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
-        heterogeneity_coherence=None if class_dist is None else _heterogeneity(lam, class_dist, population),
+        heterogeneity_coherence=None if class_dist is None else _heterogeneity(gram, lam, class_dist, population),
     )
 
 
 def _weights(gram: Gram, weights: Any) -> np.ndarray:
     shape = (*gram.matrix.shape[:-2], gram.K)
-    lam = np.full(gram.K, 1 / gram.K) if weights is None else float64(weights)
+    if weights is None:
+        weights = np.zeros(gram.K)
+        weights[gram.took_part] = 1 / max(len(gram.took_part), 1)
+    lam = float64(weights)
     if lam.shape not in (shape, (gram.K,)):
         raise InputError(f"weights have shape {lam.shape}, expected {shape}")
     if not np.isfinite(lam).all():
@@ -84,12 +88,12 @@ def _weights(gram: Gram, weights: Any) -> np.ndarray:
     return np.broadcast_to(lam, shape)
 
 
-def _heterogeneity(lam: np.ndarray, class_dist: Any, population: Any) -> Tensor:
+def _heterogeneity(gram: Gram, lam: np.ndarray, class_dist: Any, population: Any) -> Tensor:
     """cos(sum_k l_k D_k, D): the similarity of distributions, which Def. 5.2 leaves open, is the cosine"""
     D = float64(class_dist)
     if D.ndim != 2 or len(D) != lam.shape[-1] or not np.isfinite(D).all() or (D < 0).any():
         raise InputError(f"class_dist: expected [{lam.shape[-1]}, classes] finite numbers >= 0, a row per client")
-    everyone = D.sum(0) if population is None else float64(population)
+    everyone = D[gram.took_part].sum(0) if population is None else float64(population)
     if everyone.shape != D.shape[1:] or not np.isfinite(everyone).all() or (everyone < 0).any():
         raise InputError(f"population: expected {D.shape[1]} finite numbers >= 0, one per class")
     cohort = lam @ ratio(D, D.sum(1, keepdims=True))  # [C] or [L, C]

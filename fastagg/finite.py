@@ -10,11 +10,14 @@ import torch
 from fastagg.gram import Gram
 from fastagg.table import FLOATING, InputError, Table
 
+FAR = 1e3  # times the median of the clients: further from them than any honest one
 NAMED = 5  # keys, or clients, that a message lists before it counts the rest
 
 
 class NonFiniteError(InputError):
-    """Clients have values that are NaN or infinite. The message names them and the keys.
+    """Clients have values that are NaN, infinite, or so large that the round cannot be computed with them.
+
+    The message names the clients and the keys.
 
     clients   their positions among the clients given
     """
@@ -75,10 +78,30 @@ def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
         raise _error(table, bad)
     if table.center is not None and not_finite_in(table.center, marked):
         raise InputError(_what(table, table.center, "the global model"))
-    key, dtype = table.layout.keys[marked[0]], table.layout.dtypes[marked[0]]
-    raise InputError(
-        f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
-    )
+    t = marked[0]
+    key, dtype = table.layout.keys[t], table.layout.dtypes[t]
+    words = f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
+    models = [*table.clients, *([] if table.center is None else [table.center])]
+    raise too_large(table, [k for k in dominant([_largest(model[t]) for model in models]) if k < table.K], words)
+
+
+def dominant(amounts: Sequence[float]) -> list[int]:
+    """Whose amounts make a sum too large: at least half the largest, and FAR times the median. At most half of all."""
+    amounts = np.asarray(amounts, dtype=np.float64)
+    median = np.sort(amounts)[(len(amounts) - 1) // 2]
+    return np.flatnonzero((amounts >= amounts.max() / 2) & (amounts > FAR * median)).tolist()
+
+
+def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
+    """The error when numbers leave the range of their dtype; where certain clients are the cause, it names them."""
+    if not len(clients):
+        return InputError(words)
+    names = listed([table.name(k) for k in clients])
+    return NonFiniteError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", table.given(clients))
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return max((float(part.abs().max()) for part in tensor.detach().reshape(-1).split(1 << 20)), default=0.0)
 
 
 def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
@@ -89,7 +112,7 @@ def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
     message = message or f"{name}: its distance to the global model is too large for float64"
     if len(clients) > 1:
         message += f"; so have {listed([table.name(k) for k in clients[1:]])}"
-    return NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
+    return NonFiniteError(message, table.given(clients))
 
 
 def _what(table: Table, tensors: list[torch.Tensor], name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,14 +19,20 @@ class Gram:
     matrix   [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
     numel    number of elements behind it; [L] when layer-wise
     layers   names of the L layers, or None
+    absent   positions of clients that were left out of the round (a result's .dropped). Their rows and columns are
+             zero, as if they had not moved, so that position k is the same client here and in the result's weights.
+             Means over clients do not count them.
 
     Every method below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
     """
 
-    def __init__(self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None, absent: Sequence[int] = ()
+    ) -> None:
         self.matrix = matrix
         self.numel = numel if isinstance(numel, Tensor) else torch.tensor(numel, device="cpu")
         self.layers = layers
+        self.absent = tuple(absent)
 
     @property
     def K(self) -> int:
@@ -41,7 +49,29 @@ class Gram:
         total = torch.zeros_like(self.matrix[0])
         for layer in self.matrix:  # not .sum(0): the order of addition is part of the contract
             total += layer
-        return Gram(total, self.numel.sum())
+        return Gram(total, self.numel.sum(), absent=self.absent)
+
+    @property
+    def took_part(self) -> list[int]:
+        """Positions of the clients that are not absent"""
+        return [k for k in range(self.K) if k not in self.absent]
+
+    def present(self) -> Gram:
+        """The Gram of those who took part only"""
+        return self.part(self.took_part) if self.absent else self
+
+    def part(self, clients: Sequence[int]) -> Gram:
+        """The Gram of some of the clients, in this order"""
+        at = torch.tensor([0, *(k + 1 for k in clients)], device=self.matrix.device)
+        matrix = self.matrix.index_select(-2, at).index_select(-1, at)
+        return Gram(matrix, self.numel, self.layers, [i for i, k in enumerate(clients) if k in self.absent])
+
+    def among(self, K: int, positions: Sequence[int]) -> Gram:
+        """The same for K clients, of whom these are at the positions given, and the others are absent"""
+        at = torch.tensor([0, *(k + 1 for k in positions)], device=self.matrix.device)
+        matrix = self.matrix.new_zeros(*self.matrix.shape[:-2], K + 1, K + 1)
+        matrix[..., at[:, None], at] = self.matrix
+        return Gram(matrix, self.numel, self.layers, sorted(set(range(K)) - set(positions)))
 
     def updates(self) -> Tensor:
         """<d_i, d_j>: [K, K]"""
@@ -103,8 +133,9 @@ class Gram:
         """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
         squares = self.squared_distances()
         if sigma is None:
-            pairs = max(self.K * (self.K - 1), 1)
-            sigma = squares.sqrt().sum((-2, -1)) / pairs
+            here = self.took_part
+            pairs = max(len(here) * (len(here) - 1), 1)
+            sigma = (squares[..., here, :][..., here] if self.absent else squares).sqrt().sum((-2, -1)) / pairs
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=squares.device)
         if not bool((sigma >= 0).all()):
             raise ValueError(f"sigma must not be negative, got {sigma}")
@@ -114,7 +145,9 @@ class Gram:
     def projection(self, weights: Tensor | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
         G = self.updates()
-        w = torch.as_tensor([1 / self.K] * self.K if weights is None else weights, dtype=torch.float64, device=G.device)
+        if weights is None:
+            weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added
+        w = torch.as_tensor(weights, dtype=torch.float64, device=G.device)
         along = (G @ w[..., None])[..., 0]
         length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
         return _divide(along, length)

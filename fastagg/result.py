@@ -23,9 +23,13 @@ class Result(dict):
 
     weights   the clients' weights: [K], or [L, K] when they differ by layer
     layers    names of the L layers when weights differ by layer, else None
-    gram      the Gram, where the method computed one, else None
+    gram      the Gram, where the method computed one, else None; row k + 1 is client k's, as in weights
     logits    the state an optimising method carries to its next round, else None
-    dropped   ids of clients that were left out because they were not finite (on_nonfinite="drop"); their weights are 0
+    dropped   ids of clients that were left out because they were not finite, or too large (on_nonfinite="drop")
+
+    All that has an entry for every client has it for every client given, in the order given. Of a client that was
+    dropped, the weight is 0, and so are its row and column of the Gram, which lists it in .absent:
+    fastagg.diagnostics(result.gram, result.weights) is that of the others.
 
     Pickling (torch.save, multiprocessing) keeps the tensors only, as a plain OrderedDict, so that
     `torch.load(..., weights_only=True)` reads the file back without knowing of fastagg.
@@ -61,7 +65,7 @@ class Results(list):
 
     mixing     [M, K]: model m is sum_k mixing[m, k] w_k; [L, M, K] when it differs by layer
     layers     names of the L layers when mixing differs by layer, else None
-    gram       the Gram, where the method computed one, else None
+    gram       the Gram, where the method computed one, else None; as in Result
     clusters   for methods that group clients: a list of lists of client ids, model m is that of clusters[m]
     dropped    ids of clients that were left out because they were not finite; where there is a model per client, theirs
                is None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastagg.checks import InputError
 from fastagg.hints import prefix_hint, warn_of_same_tensors
 
 try:
@@ -23,10 +24,6 @@ DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {t
 BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
-
-
-class InputError(ValueError):
-    """A model, weight or size that cannot be aggregated. The message names the client and the key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +100,10 @@ class Table:
         """A client in the caller's words"""
         return client_name(k if self.positions is None else self.positions[k], self.client_ids)
 
+    def given(self, clients: Iterable[int]) -> list[int]:
+        """Where these clients were in what the caller gave"""
+        return [int(k) if self.positions is None else self.positions[k] for k in clients]
+
     def part(self, order: Sequence[int]) -> Table:
         """Some of the clients, in this order. Those left out still count as inputs, which must not be written."""
         left = np.setdiff1d(np.arange(self.K), order)
@@ -113,7 +114,7 @@ class Table:
             clients=[self.clients[k] for k in order],
             client_address=np.ascontiguousarray(self.client_address[:, order]),
             other_inputs=[*self.other_inputs, *map(tuple, extents)],
-            positions=[k if self.positions is None else self.positions[k] for k in order],
+            positions=self.given(order),
         )
 
     def with_center_as_client(self) -> Table:

@@ -148,6 +148,56 @@ def buffers_of_attackers(group, rank, ranks):
 
 
 @check
+def a_finite_client_that_is_too_large(group, rank, ranks):
+    """Named and dropped on all ranks, though only one of them sees it"""
+    for name, key, value, info in (
+        ("fedadam", "fc.weight", 1e25, {}),
+        ("fedavgm", "fc.weight", 3e38, {}),
+        ("fednova", "fc.weight", 3.3e38, {"local_steps": [9.0] * 3 + [1.0] + [9.0] * (K - 4)}),
+    ):
+        g, *clients = everyone()
+        clients[3][key].view(-1)[-1] = value
+        parts = [slices_of(sd, rank, ranks) for sd in (g, *clients)]
+        options = {"lr": 10.0} if name == "fedavgm" else {}
+        words = raises(
+            fastagg.NonFiniteError, "client 3: with it, ",
+            partial(fastagg.aggregator(name, group=group, **options).aggregate, parts[0], parts[1:], **info),
+        )  # fmt: skip
+        same_everywhere(group, words)
+        alone, spread = (fastagg.aggregator(name, group=x, on_nonfinite="drop", **options) for x in (None, group))
+        whole, part = alone.aggregate(g, clients, **info), spread.aggregate(parts[0], parts[1:], **info)
+        assert part.dropped == whole.dropped == [3]
+        for key, value in slices_of(whole, rank, ranks).items():
+            assert torch.equal(part[key], value)
+    g, *clients = everyone()
+    parts = [slices_of(sd, rank, ranks) for sd in (g, *clients)]
+    steps = [5.0, 1e308, *[5.0] * (K - 2)]
+    result = fastagg.fednova(parts[0], parts[1:], local_steps=steps, group=group, on_nonfinite="drop")
+    assert result.dropped == [1]
+
+
+@check
+def a_sixteen_bit_model(group, rank, ranks):
+    """Also where only one rank has tensors of 16 bits"""
+    for halves in (("fc.weight", "fc.bias", "conv.weight"), ("conv.weight",)):
+        models = everyone()
+        for sd in models:
+            for key in halves:
+                sd[key] = sd[key].bfloat16()
+        parts = [layers_of(sd, rank, ranks) for sd in models]
+        for options in ({"momentum": 0.0}, {"lr": 0.7}):
+            alone, spread = (
+                fastagg.aggregator("fedavgm", **options),
+                fastagg.aggregator("fedavgm", group=group, **options),
+            )
+            for _ in range(2):
+                whole = alone.aggregate(models[0], models[1:], SIZES)
+                part = spread.aggregate(parts[0], parts[1:], SIZES)
+            for key, value in layers_of(whole, rank, ranks).items():
+                assert torch.equal(part[key], value), key
+
+
+@check
 def a_rank_that_fails(group, rank, ranks):
     """All raise the same, in little time, and remember nothing of the round"""
     bad = ranks - 1

@@ -138,6 +138,19 @@ def test_one_cluster_is_fedavg():
     assert_same_bits(model, fastagg.fedavg(g, clients, [3, 1, 2]))
 
 
+def test_plain_means_on_request():
+    """The authors' code: sizes count neither in the first condition nor in a cluster's model"""
+    g, clients = cohort([1, -1, 1, -1])
+    sizes = [97, 1, 1, 1]
+    assert len(cfl(g, clients, sizes)) == 1  # by data the mean is long
+    models = cfl(g, clients, sizes, weighted=False)
+    assert models.clusters == [[0, 2], [1, 3]]
+    assert models.mixing.tolist() == [[0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]]
+    for model, members in zip(models, models.clusters, strict=True):
+        mean = fastagg.fedavg(g, [clients[k] for k in members])
+        assert all(torch.equal(model[key], mean[key]) for key in PARAMS)
+
+
 def test_rounds_remember_clusters():
     server = CFL()
     assert server.clusters == []

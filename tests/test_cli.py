@@ -9,6 +9,7 @@ import pytest
 
 import fastagg
 from fastagg.cli import main
+from fastagg.sim import choices, data, models
 
 
 def run(*args, **env):
@@ -37,6 +38,66 @@ def test_unknown_simd_level_is_said():
     done = run("info", FASTAGG_SIMD="sse9")
     assert done.returncode != 0
     assert "FASTAGG_SIMD='sse9': expected baseline, avx2 or avx512" in done.stderr
+
+
+HELP = [("--help",), ("--version",), (), ("info", "--help"), ("methods", "--help")]
+HELP += [(command, "--help") for command in ("aggregate", "sim", "compare")]
+
+
+def test_help_is_printed_without_torch():
+    code = f"""
+import sys
+from fastagg.cli import main
+for argv in {HELP!r}:
+    try:
+        main(list(argv))
+    except SystemExit as end:
+        assert end.code == 0, argv
+    assert "torch" not in sys.modules and "numpy" not in sys.modules, argv
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"fastagg {fastagg.__version__}\n" in done.stdout
+    assert "usage: fastagg compare" in done.stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"fastagg {fastagg.__version__}\n"
+
+
+def test_choices_that_help_lists_are_those_there_are():
+    assert choices.DATASETS == data.DATASETS
+    assert choices.PIXELS == data.PIXELS
+    assert tuple(models.MODELS) == choices.MODELS
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    for method in fastagg.methods():
+        assert f"\n{method.name} " in "\n" + text
+        assert method.paper in text
+    assert "options: a=0.5, b=0.1, metric='kl'" in text
+    assert "of a round: local_steps" in text
+    assert main(["methods", "feddisco", "krum"]) == 0
+    text = capsys.readouterr().out
+    assert fastagg.feddisco.__doc__ in text
+    assert "Krum" in text or "krum" in text
+    assert "Defaults: a=0.5, b=0.1, metric='kl', target='uniform', normalize=None" in text
+    assert main(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [m["name"] for m in listed] == [m.name for m in fastagg.methods()]
+    [fednova] = [m for m in listed if m["name"] == "fednova"]
+    assert fednova["options"]["momentum"] == 0.0
+    assert fednova["round_info"] == ["local_steps"]
+    assert main(["methods", "fedaw4"]) == 2
+    assert "no method 'fedaw4'; did you mean 'fedawa'?" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error():
+    script = f"{sys.executable} -m fastagg methods | head -1"
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("centred_clipping")
 
 
 def test_help_and_no_command(capsys):

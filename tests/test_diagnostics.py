@@ -132,6 +132,23 @@ def test_cohorts_that_degenerate():
     assert float(diagnostics(opposite).distance_to_global) == 0
 
 
+def test_clients_that_were_left_out_count_for_nothing():
+    for layerwise in (False, True):
+        gram = fastagg.gram(*make(4, SHAPES, torch.float64), layerwise=layerwise)
+        wider = gram.among(6, [4, 0, 5, 2])
+        assert wider.absent == (1, 3)
+        assert torch.equal(wider.part([4, 0, 5, 2]).matrix, gram.matrix)
+        assert torch.equal(wider.model().present().matrix, gram.model().part([1, 3, 0, 2]).matrix)
+        assert gram.present() is gram
+        ours, theirs = diagnostics(wider), diagnostics(gram)
+        torch.testing.assert_close(ours.coherence, theirs.coherence)
+        torch.testing.assert_close(ours.distance_to_global, theirs.distance_to_global)
+        assert torch.equal(ours.update_norms[..., [4, 0, 5, 2]], theirs.update_norms)
+        for name in ("projection", "norms"):
+            torch.testing.assert_close(getattr(wider, name)()[..., [4, 0, 5, 2]], getattr(gram, name)())
+        torch.testing.assert_close(wider.gaussian()[..., [4, 0, 5, 2], :][..., [4, 0, 5, 2]], gram.gaussian())
+
+
 def test_bad_arguments():
     gram = fastagg.gram(*make(3, SHAPES))
     with pytest.raises(fastagg.InputError, match=r"weights have shape \(2,\), expected \(3,\)"):

@@ -229,6 +229,22 @@ def test_state_is_carried_from_round_to_round(tmp_path):
         assert (tmp_path / "o.safetensors").read_bytes() == content
 
 
+@pytest.mark.parametrize("options", [{"momentum": 0.0}, {"lr": 0.7}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_mean_updates_of_sixteen_bit_models(dtype, options, tmp_path):
+    in_memory, on_files = (fastagg.aggregator("fedavgm", **options) for _ in range(2))
+    for seed in (0, 1):
+        center, paths = write_round(tmp_path / "in", *make(3, CUT, dtype, seed=seed))
+        g, clients = read_round(center, paths)
+        expected = in_memory.aggregate(g, clients, client_ids=IDS[:3])
+        found = fastagg.aggregate_files(on_files, center, paths, tmp_path / "o.safetensors", memory=6_000_000)
+        assert found.passes == 2
+        assert_same_model(load_model(found.paths["o"]), dict(expected))
+    for key, moment in in_memory.state_dict()["m"].items():
+        assert moment.dtype == torch.float32
+        assert torch.equal(moment, on_files.state_dict()["m"][key])
+
+
 @pytest.mark.parametrize("name", ON_FILES)
 def test_an_aggregator_forgets_a_round_whose_model_was_not_written(name, tmp_path, monkeypatch):
     center, paths = write_round(tmp_path / "in", *cohort())

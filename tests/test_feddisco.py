@@ -21,7 +21,7 @@ SIZES = [100, 100, 20, 6, 50]
 few = settings(deadline=None, max_examples=25, derandomize=True)
 
 
-def naive(counts, sizes, a=0.5, b=0.1, metric="l2", target="uniform", normalize=False):
+def naive(counts, sizes, a=0.5, b=0.1, metric="kl", target="uniform", normalize=None):
     K, C = len(counts), len(counts[0])
     n = [s / sum(sizes) for s in sizes]
     p = [[c / sum(row) for c in row] for row in counts]
@@ -32,7 +32,7 @@ def naive(counts, sizes, a=0.5, b=0.1, metric="l2", target="uniform", normalize=
             disc.append(math.sqrt(sum((x - y) ** 2 for x, y in zip(row, t, strict=True))))
         else:
             disc.append(sum(x * math.log(x / y) for x, y in zip(row, t, strict=True) if x > 0))
-    if normalize:
+    if normalize or (normalize is None and metric == "kl"):
         disc = [d / sum(disc) for d in disc]
     raw = [max(0.0, n[k] - a * disc[k] + b) for k in range(K)]
     return [x / sum(raw) for x in raw] if sum(raw) > 0 else n
@@ -44,7 +44,7 @@ def close(found, expected, rtol=1e-9):
 
 @pytest.mark.parametrize("metric", ["l2", "kl"])
 @pytest.mark.parametrize("target", ["uniform", "global"])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [None, False, True])
 @pytest.mark.parametrize(("a", "b"), [(0.5, 0.1), (0, 0), (0.2, 0.3), (1.0, -0.05), (0.05, 0)])
 def test_against_the_equation(metric, target, normalize, a, b):
     g, clients = make(5, SHAPES, torch.float64)
@@ -57,21 +57,57 @@ def test_against_the_equation(metric, target, normalize, a, b):
 def test_the_model_is_the_weighted_mean(dtype, rtol):
     g, clients = make(5, SHAPES, dtype)
     before = snapshot(g, *clients)
-    expected = naive(COUNTS, SIZES)
+    expected = naive(COUNTS, SIZES, metric="l2")
     assert min(expected) == 0  # somebody is cut off
-    result = feddisco(g, clients, SIZES, label_dist=COUNTS)
+    result = feddisco(g, clients, SIZES, label_dist=COUNTS, metric="l2")
     for key in SHAPES:
         mean = sum(w * sd[key].double() for w, sd in zip(expected, clients, strict=True))
         torch.testing.assert_close(result[key].double(), mean, rtol=rtol, atol=rtol)
     assert_unchanged([g, *clients], before)
 
 
-def test_defaults_are_the_papers():
+def released(counts, sizes, a=0.5, b=0.1):
+    """The authors' code with its default options: KL by scipy's kl_div (x log(x / y) - x + y), over its sum"""
+    p = np.array(counts, dtype=float)
+    p = p / p.sum(1)[:, None]
+    uniform = 1 / p.shape[1]
+    terms = np.array([[x * math.log(x / uniform) - x + uniform if x else uniform for x in row] for row in p])
+    difference = terms.sum(1)
+    difference = np.zeros(len(p)) if difference.sum() == 0 else difference / difference.sum()
+    weights = np.array(sizes) / sum(sizes) - a * difference + b
+    weights[weights < 0] = 0
+    return difference, weights / weights.sum()
+
+
+def test_defaults_are_the_authors():
     o = FedDisco()
-    assert (o.a, o.b, o.metric, o.target, o.normalize) == (0.5, 0.1, "l2", "uniform", False)
+    assert (o.a, o.b, o.metric, o.target, o.normalize) == (0.5, 0.1, "kl", "uniform", None)
     g, clients = make(5, SHAPES)
-    close(feddisco(g, clients, label_dist=COUNTS).weights, naive(COUNTS, [1] * 5))
-    close(feddisco(g, clients, label_dist=COUNTS).discrepancy[1:3], [math.sqrt(0.75), 0])
+    for sizes in (SIZES, [1] * 5):
+        difference, weights = released(COUNTS, sizes)
+        result = feddisco(g, clients, sizes, label_dist=COUNTS)
+        close(result.discrepancy, difference.tolist(), rtol=1e-12)
+        close(result.weights, weights.tolist(), rtol=1e-12)
+    plain = feddisco(g, clients, label_dist=COUNTS, metric="l2")
+    close(plain.discrepancy[1:3], [math.sqrt(0.75), 0])
+    assert feddisco(g, clients, label_dist=COUNTS, metric="kl", normalize=False).discrepancy[1] == math.log(4)
+
+
+def test_very_unequal_labels_leave_more_than_one_client():
+    """19 clients with one or two classes each, and one with all: plain distances leave only that one"""
+    g, clients = make(20, {"w": (3,)})
+    counts = np.random.default_rng(0).dirichlet([0.1] * 10, 20) * 100
+    counts[4] = 10
+    sizes = [10 + 30 * (k % 7) for k in range(20)]
+    assert (feddisco(g, clients, sizes, label_dist=counts).weights > 0.005).all()
+    for options in ({"metric": "l2"}, {"normalize": False}):
+        assert feddisco(g, clients, sizes, label_dist=counts, **options).weights[4] > 0.999
+
+
+def test_a_bad_row_is_named_by_the_callers_position():
+    g, clients = make(3, SHAPES)
+    with pytest.raises(InputError, match=r"the row of client 1 \(id 'a'\) is all zero"):
+        feddisco(g, clients, label_dist=[[1, 1], [0, 0], [1, 2]], client_ids=["c", "a", "b"])
 
 
 def test_no_gram_and_no_global_model(monkeypatch):

@@ -145,6 +145,33 @@ def test_bad_steps(steps, match):
         fednova(g, clients, SIZES, local_steps=steps)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("bad", [1e308, 1e60, 1e-60, 5e-324, math.nan, 0.0], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_a_client_with_an_odd_number_of_steps_is_named_or_dropped(dtype, bad, momentum):
+    if dtype == torch.float64 and bad > 1e-100 and not (bad == 1e308 and momentum):
+        return  # float64 has room for that
+    g, clients = cohort(5, dtype)
+    ids, steps = ["d", "b", "e", "a", "c"], [7, 5, bad, 9, 6]
+    with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'e'\)") as caught:
+        fednova(g, clients, local_steps=steps, client_ids=ids, momentum=momentum)
+    assert caught.value.clients == [2]
+    result = fednova(g, clients, local_steps=steps, client_ids=ids, on_nonfinite="drop", momentum=momentum)
+    assert result.dropped == ["e"]
+    rest = [0, 1, 3, 4]
+    assert_same_bits(result, fednova(
+        g, [clients[k] for k in rest], local_steps=[steps[k] for k in rest], client_ids=[ids[k] for k in rest],
+        momentum=momentum))  # fmt: skip
+
+
+def test_a_client_with_large_values_and_few_steps_is_named():
+    g, clients = cohort(5, torch.float32)
+    clients[3]["fc.bias"][2] = 3e38
+    with pytest.raises(fastagg.NonFiniteError, match=r"client 3: with it, the result: key 'fc.bias' has values"):
+        fednova(g, clients, local_steps=[9, 9, 9, 1, 9])
+    assert fednova(g, clients, local_steps=[9, 9, 9, 1, 9], on_nonfinite="drop").dropped == [3]
+
+
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, math.nan, None, "x", True])
 def test_bad_momentum(momentum):
     with pytest.raises(ValueError, match="fednova: momentum="):

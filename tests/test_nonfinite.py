@@ -81,7 +81,19 @@ def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
             assert torch.equal(result.logits[..., keep], expected.logits)
             assert torch.isfinite(result.logits).all()
         if expected.gram is not None:
-            assert torch.equal(result.gram.matrix, expected.gram.matrix)
+            assert result.gram.K == K
+            assert result.gram.absent == (BAD,)
+            assert torch.equal(result.gram.present().matrix, expected.gram.matrix)
+            assert not result.gram.matrix[..., BAD + 1, :].any()
+        for seen, other in zip(result_models, models(expected), strict=True):
+            if other.gram is not None:  # a result's gram and weights go together, whoever was dropped
+                told = vars(fastagg.diagnostics(seen.gram, seen.weights, class_dist=torch.eye(K)))
+                alone = vars(fastagg.diagnostics(other.gram, other.weights, class_dist=torch.eye(K)[keep]))
+                assert told["update_norms"].shape[-1] == K
+                assert torch.equal(told["update_norms"][..., keep], alone["update_norms"])
+                assert torch.equal(told["cosine"][..., keep, :][..., keep], alone["cosine"])
+                for what in ("coherence", "distance_to_global", "shrink_ratio", "heterogeneity_coherence"):
+                    torch.testing.assert_close(told[what], alone[what], rtol=1e-6, atol=1e-12)
     assert same(dropping.state_dict(), without.state_dict())
 
 
@@ -160,6 +172,34 @@ def test_large_finite_values_are_no_error():
                 assert all(torch.isfinite(value).all() for value in sd.values()), name
     with pytest.raises(fastagg.InputError, match=r"fedadam: the mean update of key 'fc.weight' is too large"):
         fastagg.fedadam(g, clients)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float32", 1e25), ("float32", 3e38), ("float64", 1e100), ("float64", 1e200)]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, value):
+    g, clients = cohort()
+    if dtype == "float64":
+        g, *clients = ({k: v.double() if v.is_floating_point() else v for k, v in sd.items()} for sd in (g, *clients))
+    clients[BAD]["fc.weight"].view(-1)[5] = value
+    clients[BAD]["fc.bias"][0] = -value
+    options = dict(OPTIONS.get(name, {}))
+    if name == "fedlaw" and dtype == "float64":
+        options["loss"] = lambda output, target: torch.nn.functional.cross_entropy(output.float(), target)
+    server = fastagg.aggregator(name, on_nonfinite="drop", **options)
+    info = round_info(name)
+    if name == "fedlaw":
+        info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
+    result = run(name, g, clients, ids=IDS, server=server, info=info)
+    assert result.dropped in ([], ["a"])
+    for sd in models(result):
+        assert sd is None or all(torch.isfinite(tensor).all() for tensor in sd.values())
+    if result.dropped:
+        strict = fastagg.aggregator(name, **options)
+        with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'a'\)") as caught:
+            run(name, g, clients, ids=IDS, server=strict, info=info)
+        assert caught.value.clients == [BAD]
 
 
 def test_too_far_for_float64():

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import pydoc
+import re
+import textwrap
 
 import numpy as np
 import pytest
@@ -164,7 +168,30 @@ def test_the_list():
         assert m.name in str(m)
         if m.name != "fedlaw":
             assert callable(getattr(fastagg, m.name))
-            assert getattr(fastagg, m.name).__doc__ == REGISTRY[m.name].__doc__
+            assert m.help == getattr(fastagg, m.name).__doc__
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_help_explains_every_argument(name):
+    function = getattr(fastagg, name)
+    words = function.__doc__
+    for argument in inspect.signature(function).parameters:
+        found = re.search(rf"^(\w+, )*{argument}(, \w+)*   *\S", words, re.MULTILINE)
+        assert found, f"{name}: {argument} is not explained"
+    assert "Returns " in words
+    assert max(map(len, words.splitlines())) <= 120
+    assert "client_ids" in pydoc.render_doc(function)
+
+
+def test_help_of_the_package_is_a_page():
+    words = fastagg.__doc__
+    assert 30 <= len(words.splitlines()) <= 60
+    for name in re.findall(r"fastagg\.(\w+)\(", words):
+        assert name in fastagg.__all__
+    example = words[words.index("gram = fastagg.gram") : words.index("Other names")]
+    g, clients = cohort()
+    code = textwrap.dedent("    " + example)
+    exec(code, {"fastagg": fastagg, "global_sd": g, "client_sds": clients, "weights": [1 / K] * K})
 
 
 def test_unknown_names_suggest_the_nearest():

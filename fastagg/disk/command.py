@@ -8,13 +8,13 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastagg import registry
+from fastagg.checks import InputError, suggest
 from fastagg.cli import key_value
-from fastagg.disk.job import FileResult, Job
-from fastagg.methods.common import suggest
-from fastagg.table import InputError
+
+if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
+    from fastagg.disk.job import FileResult, Job
 
 ABOUT = """Aggregates models in safetensors files into a new one, without ever holding them in memory.
 
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         prog="fastagg aggregate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("clients", nargs="+", metavar="CLIENT", help="the clients' models")
-    p.add_argument("--method", required=True, metavar="NAME", help=", ".join(_methods()))
+    p.add_argument("--method", required=True, metavar="NAME", help="a name that `fastagg methods` lists")
     p.add_argument("--global", dest="global_path", metavar="MODEL", help="the model the clients started from")
     p.add_argument(
         "-o", "--out", required=True, metavar="PATH",
@@ -117,6 +117,9 @@ def run(job: Job, args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace) -> Job:
+    from fastagg import registry
+    from fastagg.disk.job import Job
+
     try:
         name, _, more = args.method.partition(":")
         options: dict[str, Any] = {}
@@ -198,10 +201,6 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
         count /= 1000
     raise AssertionError
-
-
-def _methods() -> list[str]:
-    return [method.name for method in registry.methods() if "proxy" not in method.round_info]
 
 
 def _fail(error: Any, code: int) -> int:

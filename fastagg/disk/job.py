@@ -162,9 +162,10 @@ class Job:
             for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
                 setattr(result, name, getattr(found, name, None))
             if report is not None and result.gram is None and g is not None:
-                took_part = [sd for sd, name in zip(clients, self.ids, strict=True) if name not in result.dropped]
+                here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
-                result.gram = access.gram(access.build(g, took_part, **options), False)
+                gram = access.gram(access.build(g, [clients[k] for k in here], **options), False)
+                result.gram = gram.among(len(clients), here)
             if report is not None:  # before the model: a round that is complete must not end with an error
                 from fastagg.disk import report as file_report
 
@@ -216,6 +217,8 @@ class Job:
         server = self.server
         table = Streamed([], None, 1).build(g, clients, params=server.params, layers=server.layers, client_ids=self.ids)
         passes, written = reads(server, self.info), len(self.ids) if server.gives == "personalised" else 1
+        if isinstance(server, ServerOptimiser) and server.reads_twice(table.layout):
+            passes = 2
         fused = passes == 1 and server.name == "fedawa"
         everything, slab = np.ones(table.T, bool), self.memory // 4
         slabs = [slabs_of(table, everything, table.K + fused + written, slab, with_gram=fused)]

@@ -29,7 +29,7 @@ def numbers(result: FileResult) -> dict[str, Any]:
     }
     if result.gram is None:
         return facts
-    gram = result.gram.model()
+    gram = result.gram.model().present()
     cosine = gram.cosine().numpy()
     others = max(len(cosine) - 1, 1)
     return facts | {

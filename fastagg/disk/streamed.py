@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from fastagg import backends, elementwise, finite
+from fastagg import backends, elementwise, finite, wide
 from fastagg.access import Memory
 from fastagg.core import Out
 from fastagg.disk import paging
@@ -102,6 +102,18 @@ class Streamed(Memory):
 
         self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute, center=False)
         finite.check_outputs(table, outs.not_finite)
+
+    def mean_updates(self, table: Table, n: np.ndarray, used: np.ndarray) -> dict[int, torch.Tensor]:
+        updates = {t: wide.empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
+
+        def compute(slab: Slab) -> None:
+            models = [Pieces(model, slab) for model in (table.center, *table.clients)]
+            for p, (t, begin, count) in enumerate(zip(slab.t, slab.begin, slab.count, strict=True)):
+                g, *clients = (model[p] for model in models)
+                wide.mean_update(g, clients, n, updates[int(t)].view(-1)[begin : begin + count])
+
+        self._walk("mean update", table, used, [], compute, center=True)
+        return updates
 
     def _walk(
         self, name: str, table: Table, used: np.ndarray, outputs: list[list[torch.Tensor]],

@@ -279,4 +279,4 @@ def _coherence(result: Result | Results, weights: list[float]) -> float | None:
     """FedLAW's, of the whole model, where the method has computed a Gram: to compute one for this would cost a read"""
     if result.gram is None:
         return None
-    return float(fastagg.diagnostics(result.gram.model(), weights).coherence)
+    return float(fastagg.diagnostics(result.gram.model().present(), weights).coherence)

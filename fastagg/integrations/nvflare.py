@@ -275,9 +275,7 @@ class FastAggAggregator(ModelAggregator):
         if result.layers is not None:
             meta["fastagg_layers"] = list(result.layers)
         if result.gram is not None:
-            took_part = [k for k, name in enumerate(result.names) if name not in result.dropped]
-            weights = None if result.weights is None else result.weights[..., took_part]
-            meta["fastagg_coherence"] = fastagg.diagnostics(result.gram, weights).coherence.tolist()
+            meta["fastagg_coherence"] = fastagg.diagnostics(result.gram, result.weights).coherence.tolist()
         return meta
 
     def _metrics(self, sizes: dict[str, float]) -> dict[str, Any] | None:

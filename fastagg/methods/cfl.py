@@ -22,6 +22,7 @@ from fastagg.methods.common import (
     Aggregator,
     Cohort,
     check_choice,
+    check_flag,
     check_integer,
     check_number,
     describe_several,
@@ -40,9 +41,10 @@ class CFL(Aggregator):
     min_size    and it has more clients than this
     linkage     "complete": clusters are as far apart as their least similar clients, as in the authors' code;
                 "single": as their most similar ones, which is the bipartition the paper calls optimal
-    params, layers, out   as in fastagg.gram and fastagg.mix
+    weighted    means by data shares, of updates in the first condition and of models in a cluster; False: plain means,
+                as in the authors' code
 
-    Returns Results: a model per cluster with clients in this round, their mean by the data shares in it. .clusters are
+    Returns Results: a model per cluster with clients in this round, the mean of their models. .clusters are
     the client ids of each, .mixing [M, K] the weights. The aggregator remembers each client id's cluster; its .clusters
     are all of them, absent clients included. A client it does not know joins the cluster of the known client whose
     update is most similar to its own. Clients absent while their cluster is split are forgotten: they join by
@@ -58,6 +60,7 @@ class CFL(Aggregator):
     eps2: float = 1.6
     min_size: int = 2
     linkage: str = "complete"
+    weighted: bool = True
     _memory: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class CFL(Aggregator):
         check_number("cfl", "eps2", self.eps2, 0, float("inf"))
         check_integer("cfl", "min_size", self.min_size, 1)
         check_choice("cfl", "linkage", self.linkage, ("complete", "single"))
+        check_flag("cfl", "weighted", self.weighted)
 
     @property
     def clusters(self) -> list[list[Any]]:
@@ -76,14 +80,14 @@ class CFL(Aggregator):
         return [members[number] for number in sorted(members)]
 
     def round(self, cohort: Cohort, out) -> Results:
-        gram = cohort.gram()
+        gram, n = cohort.gram(), cohort.n if self.weighted else np.full(cohort.K, 1 / cohort.K)
         G, cosine = gram.updates().cpu().numpy(), gram.cosine().cpu().numpy()
         number = _numbers(cohort, cosine)  # [K], of each client's cluster
         following = max([*cohort.memory.values(), *number]) + 1
         split = set()
         for c in np.unique(number):
             members = np.flatnonzero(number == c)
-            if self._is_split(G[np.ix_(members, members)], _shares(cohort.n[members])):
+            if self._is_split(G[np.ix_(members, members)], _shares(n[members])):
                 second = bipartition(1 - cosine[np.ix_(members, members)], self.linkage)
                 number[members[second]] = following
                 following += 1
@@ -92,7 +96,7 @@ class CFL(Aggregator):
         mixing = np.zeros((len(present), cohort.K))
         for row, c in zip(mixing, present, strict=True):
             members = np.flatnonzero(number == c)
-            row[members] = _shares(cohort.n[members])
+            row[members] = _shares(n[members])
         results = cohort.mix(mixing, out=out)
         clusters = [[cohort.ids[k] for k in np.flatnonzero(row)] for row in (number == present[:, None])]
         kept = {name: c for name, c in cohort.memory.items() if c not in split}

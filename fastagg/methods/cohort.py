@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import core
+from fastagg import core, finite
 from fastagg.access import Memory
 from fastagg.gram import Gram
 from fastagg.result import Result, Results
@@ -82,7 +82,7 @@ class Cohort:
             w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
             b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
             b = w if buffers is None else b
-        _check_weights(w, b)
+        self._check_weights(w, b)
         w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
         row = core.rows(table, layerwise)
         if b is not w and not np.array_equal(b, w):
@@ -94,9 +94,17 @@ class Cohort:
             results = self.access.mix(table, w, row, out, self.table)
         return self._without_data(table, results)
 
+    def _check_weights(self, *weights: np.ndarray) -> None:
+        if all(np.isfinite(w).all() for w in weights):
+            return
+        lengths = [gram.model().norms().cpu().numpy() for gram in self._grams.values()]
+        far = finite.dominant(lengths[0]) if lengths else []
+        words = "the clients' weights are not finite: products of the models' squares are beyond float64"
+        raise finite.too_large(self.table, far, words)
+
     def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
         """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
-        _check_weights(weights)
+        self._check_weights(weights)
         return self._without_data(self.table, self.access.mix(self.table, weights, row, out, self.table))
 
     def take_medians(self, result: Result) -> None:
@@ -131,11 +139,6 @@ def _centred(table: Table, client: np.ndarray) -> Table:
 def _all_float64(table: Table) -> bool:
     """The Gram's products are computed in float64, not in float32"""
     return all(table.layout.dtypes[t] == torch.float64 for t in np.flatnonzero(table.layout.gram_layer >= 0))
-
-
-def _check_weights(*weights: np.ndarray) -> None:
-    if not all(np.isfinite(w).all() for w in weights):
-        raise InputError("the clients' weights are not finite: products of the models' squares are beyond float64")
 
 
 def by_id(ids: list[Any]) -> list[int]:
@@ -183,7 +186,7 @@ def _restore_about(result: Result | Results, order: Sequence[int], K: int) -> Re
         if value is not None:
             setattr(result, name, _spread(value, order, K, axis, missing))
     if result.gram is not None:
-        result.gram = _gram_in_order(result.gram, order)
+        result.gram = result.gram.among(K, order)
     return result
 
 
@@ -193,9 +196,3 @@ def _spread(values: torch.Tensor, order: Sequence[int], K: int, axis: int, missi
     shape = (*values.shape[:axis], K, *values.shape[axis + 1 :])
     out = torch.full(shape, missing, dtype=values.dtype)
     return out.index_copy_(axis, torch.tensor(list(order)), values)
-
-
-def _gram_in_order(gram: Gram, order: Sequence[int]) -> Gram:
-    """Of those who took part, in the caller's order"""
-    at = torch.tensor([0, *(np.argsort(order) + 1).tolist()], device=gram.matrix.device)
-    return Gram(gram.matrix.index_select(-2, at).index_select(-1, at), gram.numel, gram.layers)

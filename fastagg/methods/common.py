@@ -7,13 +7,11 @@ the rest (reading, checking, mixing, naming what is wrong). `function_of` makes 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +19,7 @@ import torch
 
 from fastagg import core, files
 from fastagg.access import Memory
+from fastagg.checks import check_choice, check_flag, check_integer, check_number, suggest  # noqa: F401  methods use them
 from fastagg.core import Layers, Params
 from fastagg.finite import NonFiniteError
 from fastagg.gram import Gram
@@ -35,10 +34,12 @@ LOG = logging.getLogger("fastagg")
 class Aggregator:
     """A method with its options, and what it remembers from round to round.
 
-    params         names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
+    params         names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
+                   are compared by their parameters; the rest is only averaged.
     layers         function from a tensor's name to its layer's; default: the module it sits in
-    on_nonfinite   clients with a NaN or an infinity: "raise" names them in a NonFiniteError; "drop" leaves them out, as
-                   if they had not been given, and lists their ids in the result's .dropped
+    on_nonfinite   clients with a NaN or an infinity, or with values so large that the round cannot be computed with
+                   them: "raise" names them in a NonFiniteError; "drop" leaves them out, as if they had not been given,
+                   and lists their ids in the result's .dropped
     group          the models are spread over the ranks of this torch.distributed process group (True: the default one):
                    each gives its part of every model, DTensors or tensors of its own, and gets its part of the result
     """
@@ -68,8 +69,19 @@ class Aggregator:
     ) -> Result:  # fmt: skip
         """One round: the new global model.
 
-        client_ids   strings or integers that name the clients over rounds (default: 0, 1, ...). With the same ids, the
-                     same clients in another order give the same bits.
+        global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
+                       need it accept None.
+        client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
+                       are read where they are, and never modified.
+        sizes          how much data each client has, K numbers >= 0; default: equally much
+        client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
+                       the same ids, the same clients in another order give the same bits.
+        out            a former result, or any state dict of this form, that is written in place instead of new tensors;
+                       a list of them where the method gives several models. It must not share memory with an input.
+
+        Further keyword arguments are what a method wants to know of the round besides, listed in .round_info. The
+        result is a fastagg.Result: the new state dict, with .weights, .gram and .dropped. Methods that give several
+        models return fastagg.Results, a list of them with .mixing.
         """
         if self.group is not None:
             from fastagg.shards import sharded
@@ -239,8 +251,22 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Result]:
     function.__signature__ = inspect.Signature(head + own + extra)
     function.__name__ = function.__qualname__ = cls.name.replace("-", "_")
     function.__module__ = cls.__module__
-    function.__doc__ = cls.__doc__
+    function.__doc__ = documentation(cls)
     return function
+
+
+def documentation(cls: type[Aggregator]) -> str:
+    """What help() shows of a method's function: its class's text, and the arguments that all methods have"""
+    every_round, every_method = (
+        inspect.cleandoc(doc or "").split("\n\n")[1:] for doc in (Aggregator.aggregate.__doc__, Aggregator.__doc__)
+    )
+    shared = "Arguments of every method:\n\n" + "\n".join([every_round[0], every_method[0]])
+    gives = {
+        "global": "Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.",
+        "personalised": "Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.",
+        "clusters": "Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.",
+    }
+    return "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), shared, gives[cls.gives]])
 
 
 def option_fields(cls: type[Aggregator]) -> list[dataclasses.Field]:
@@ -254,11 +280,6 @@ def make(cls: type[Aggregator], options: dict[str, Any], round_info: Iterable[st
     for unknown in options.keys() - set(known):
         raise TypeError(f"{cls.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
     return cls(**options)
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def float64(values: Any) -> np.ndarray:
@@ -320,29 +341,6 @@ def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:
         if seen.setdefault(name, k) != k:
             raise InputError(f"client_ids: clients {seen[name]} and {k} have the same id {name!r}")
     return ids
-
-
-def check_number(method: str, option: str, value: Any, low: float, high: float, *, strict: bool = False) -> None:
-    """A finite number in [low, high]; strict: above low"""
-    good = isinstance(value, int | float | np.number) and not isinstance(value, bool) and abs(value) < float("inf")
-    if not good or not low <= value <= high or (strict and value == low):
-        bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
-        raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")
-
-
-def check_integer(method: str, option: str, value: Any, low: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{method}: {option}={value!r}; expected an integer >= {low}")
-
-
-def check_flag(method: str, option: str, value: Any) -> None:
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{method}: {option}={value!r}; expected True or False")
-
-
-def check_choice(method: str, option: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"{method}: {option}={value!r}; expected one of {', '.join(map(repr, allowed))}")
 
 
 def ratio(a, b):

@@ -10,10 +10,7 @@ from fastagg.result import Result
 
 @dataclass(kw_only=True, eq=False)
 class FedAvg(Aggregator):
-    """The mean of the client models, weighted by how much data each has (sizes; default: equal). One read.
-
-    out   a former result, written in place
-    """
+    """The mean of the client models, weighted by how much data each has (sizes; default: equal). One read."""
 
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017"

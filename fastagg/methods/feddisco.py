@@ -2,6 +2,9 @@
 
     weights ~ relu(n_k - a disc_k + b),  disc_k the discrepancy of client k's label distribution and the target's
 
+By default disc is what the authors' code has by default and their scripts use: the KL divergence from the uniform
+distribution, divided by its sum over the cohort.
+
 Nothing of it depends on the models: one read of the clients, no Gram.
 """
 
@@ -25,7 +28,7 @@ from fastagg.methods.common import (
     shares,
 )
 from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg.table import InputError, Table
 
 TINY = np.finfo(np.float64).tiny
 
@@ -36,9 +39,10 @@ class FedDisco(Aggregator):
 
     a            how much a discrepancy counts
     b            what every client is given before negative weights are cut off
-    metric       "l2": Euclidean distance, "kl": KL divergence of the client from the target, in nats
+    metric       "kl": KL divergence of the client from the target, in nats; "l2": Euclidean distance
     target       "uniform", or "global": the clients' distributions averaged by their data shares
-    normalize    divide the discrepancies by their sum over the cohort, as the released code does with "kl"
+    normalize    divide the discrepancies by their sum over the cohort, so that they compare with data shares; default:
+                 as in the authors' code, with "kl" only
     label_dist   of one round, required: each client's label distribution, [K, classes], as counts or shares
 
     Where every weight is cut off, clients get their data shares. The result has .weights and .discrepancy, [K].
@@ -52,9 +56,9 @@ class FedDisco(Aggregator):
 
     a: float = 0.5
     b: float = 0.1
-    metric: str = "l2"
+    metric: str = "kl"
     target: str = "uniform"
-    normalize: bool = False
+    normalize: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,13 +66,14 @@ class FedDisco(Aggregator):
         check_number("feddisco", "b", self.b, -float("inf"), float("inf"))
         check_choice("feddisco", "metric", self.metric, ("l2", "kl"))
         check_choice("feddisco", "target", self.target, ("uniform", "global"))
-        check_flag("feddisco", "normalize", self.normalize)
+        if self.normalize is not None:
+            check_flag("feddisco", "normalize", self.normalize)
 
     def round(self, cohort: Cohort, out, label_dist=None) -> Result:
-        p = distributions(label_dist, cohort.K)
+        p = distributions(label_dist, cohort.table)
         target = np.full(p.shape[1], 1 / p.shape[1]) if self.target == "uniform" else cohort.n @ p
         disc = discrepancy(p, target, self.metric)
-        if self.normalize:
+        if self.metric == "kl" if self.normalize is None else self.normalize:
             disc = np.where(disc > 1e-14, disc, 0)  # or equal distributions would be told apart by their rounding
             disc = ratio(disc, disc.sum())
         weights = np.maximum(cohort.n - self.a * disc + self.b, 0)
@@ -80,17 +85,17 @@ class FedDisco(Aggregator):
 feddisco = function_of(FedDisco)
 
 
-def distributions(label_dist, K: int) -> np.ndarray:
+def distributions(label_dist, table: Table) -> np.ndarray:
     """What the caller gave as label_dist, checked, its rows summing to 1: [K, classes]"""
     if label_dist is None:
         raise InputError("label_dist is missing: feddisco needs each client's label distribution, [K, classes]")
-    p = float64(label_dist)
+    p, K = float64(label_dist), table.K
     if p.ndim != 2 or len(p) != K or not p.shape[1]:
         raise InputError(f"label_dist has shape {p.shape}, expected ({K}, classes): one row per client")
     for k in np.flatnonzero(~(np.isfinite(p) & (p >= 0)).all(1)):
-        raise InputError(f"label_dist: the row of client {k} is not of finite numbers >= 0")
+        raise InputError(f"label_dist: the row of {table.name(k)} is not of finite numbers >= 0")
     for k in np.flatnonzero(~p.any(1)):
-        raise InputError(f"label_dist: the row of client {k} is all zero, it has no labels")
+        raise InputError(f"label_dist: the row of {table.name(k)} is all zero, it has no labels")
     return shares(p)
 
 

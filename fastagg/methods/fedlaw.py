@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR
 
-from fastagg import backends, core
+from fastagg import backends, core, finite
 from fastagg import table as tables
 from fastagg.methods.common import (
     REGISTRY,
@@ -33,6 +33,7 @@ from fastagg.methods.common import (
     check_integer,
     check_number,
     describe,
+    documentation,
 )
 from fastagg.result import Result, check_out
 from fastagg.table import FLOATING, InputError, StateDict, Table, as_tensor
@@ -109,7 +110,11 @@ class FedLAW(Aggregator):
             [start] = cohort.mix(cohort.n[None], with_gram=True)
             # only now: a client that is not finite showed, and an iterator can be read but once
             trainer = Trainer(self, table, start, list(proxy) if isinstance(proxy, Iterator) else proxy)
-            lam, gamma, losses = trainer.train(cohort.n)
+            try:
+                lam, gamma, losses = trainer.train(cohort.n)
+            except LossError as error:
+                odd = finite.dominant(cohort.gram().norms().cpu().numpy())
+                raise finite.too_large(table, odd, str(error)) from error
         rows = (~trainer.is_param).astype(np.int32)
         [result] = cohort.mix_rows(np.stack([gamma * lam, lam])[:, None], rows, out)
         return describe(result, cohort, lam, cohort.gram(), gamma=gamma, losses=losses)
@@ -131,7 +136,11 @@ def fedlaw(
     return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, proxy=proxy)
 
 
-fedlaw.__doc__ = FedLAW.__doc__
+fedlaw.__doc__ = documentation(FedLAW)
+
+
+class LossError(InputError):
+    """The loss on the proxy data is not finite"""
 
 
 class Trainer:
@@ -199,7 +208,7 @@ class Trainer:
                 optimizer.step()
                 total, count = total + loss.item(), count + 1
                 if not math.isfinite(total):
-                    raise InputError(f"fedlaw: the loss on proxy batch {count - 1} is {loss.item()} in epoch {epoch}")
+                    raise LossError(f"fedlaw: the loss on proxy batch {count - 1} is {loss.item()} in epoch {epoch}")
             if not count:
                 raise InputError(f"proxy: it gave no batch in epoch {epoch}")
             self.losses.append(total / count)

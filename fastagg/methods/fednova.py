@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastagg import finite
 from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of, one_per_client
 from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg.table import InputError, Table
 
 
 @dataclass(kw_only=True, eq=False)
@@ -25,7 +26,6 @@ class FedNova(Aggregator):
     momentum      of the clients' SGD; 0 for plain SGD
     local_steps   of one round, required: how many steps each client took, [K], positive. For another local solver
                   give the paper's ||a_k||_1, with momentum 0.
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are tau_eff n_k / a_k, which need not sum to 1: the model is g + sum_k weights_k (w_k - g). Buffers are
     averaged by the data shares.
@@ -43,18 +43,38 @@ class FedNova(Aggregator):
         check_number("fednova", "momentum", self.momentum, 0, 0.9999)  # the formula cancels as momentum comes near 1
 
     def round(self, cohort: Cohort, out, local_steps=None) -> Result:
-        a = effective_steps(_check_steps(local_steps, cohort.K), self.momentum)
-        weights = cohort.n / a * (cohort.n @ a)
-        [result] = cohort.mix(weights[None], center=1 - weights.sum(), buffers=cohort.n[None], out=out)
+        steps = _check_steps(local_steps, cohort.table)
+        with np.errstate(over="ignore", invalid="ignore"):
+            a = effective_steps(steps, self.momentum)
+            weights = cohort.n / a * (cohort.n @ a)
+        try:
+            [result] = cohort.mix(weights[None], center=1 - weights.sum(), buffers=cohort.n[None], out=out)
+        except finite.NonFiniteError:
+            raise
+        except InputError as error:
+            raise _blaming_steps(cohort, steps, error) from error
         return describe(result, cohort, weights)
 
 
-def _check_steps(local_steps, K: int) -> np.ndarray:
+def _blaming_steps(cohort: Cohort, steps: np.ndarray, error: InputError) -> InputError:
+    """A result out of range, put down to clients whose numbers of steps are far from everybody else's, if any are"""
+    with np.errstate(over="ignore", divide="ignore"):
+        apart = steps / np.median(steps)
+        apart = np.maximum(apart, 1 / apart)
+    odd = finite.dominant(apart)
+    if not odd:
+        return error
+    words = f"it took {steps[odd[0]]:g} local steps, the median client {np.median(steps):g}"
+    return finite.too_large(cohort.table, odd, f"fednova: the new model is too large for its dtype ({words})")
+
+
+def _check_steps(local_steps, table: Table) -> np.ndarray:
     if local_steps is None:
         raise InputError("fednova needs local_steps: how many steps each client took")
-    steps = one_per_client("local_steps", local_steps, K)
+    steps = one_per_client("local_steps", local_steps, table.K)
     for k in np.flatnonzero(~np.isfinite(steps) | (steps <= 0)):
-        raise InputError(f"local_steps: client {k} took {steps[k]} steps, expected a number above 0")
+        words = f"local_steps: {table.name(k)} took {steps[k]} steps, expected a number above 0"
+        raise finite.NonFiniteError(words, table.given([k]))
     return steps
 
 

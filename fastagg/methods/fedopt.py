@@ -11,7 +11,8 @@ with m = 0 and v = tau^2 at the start, and no bias correction. On BatchNorm's ru
 negative variances, so whatever is not a parameter is plainly averaged.
 
 One read of the clients gives delta itself, subtracted before it is rounded: the difference of a rounded mean and g
-would have lost its digits where clients moved little.
+would have lost its digits where clients moved little. The kernels round to the dtype of the models, which is too coarse
+for 16-bit ones: their delta is summed up in float64 by a second read, and rounded once, to float32.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fastagg import finite
 from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
 from fastagg.result import Result
-from fastagg.table import FLOATING, InputError, Table, as_tensor
+from fastagg.table import FLOATING, InputError, Layout, Table, as_tensor
+from fastagg.wide import largest_update, wide_dtype
 
 INFINITY = float("inf")
 
@@ -41,26 +44,61 @@ class ServerOptimiser(Aggregator):
 
     @torch.no_grad()
     def round(self, cohort: Cohort, out) -> Result:
-        table = cohort.table
-        params = [(t, table.layout.keys[t]) for t in np.flatnonzero(table.layout.is_param)]
+        table, n = cohort.table, cohort.n
+        layout = table.layout
+        params = [(int(t), layout.keys[t]) for t in np.flatnonzero(layout.is_param)]
         self._check_model(table, params)
-        [result] = cohort.mix(cohort.n[None], center=-1.0, buffers=cohort.n[None], out=out)
-        values = {key: as_tensor(result[key], "the result", key) for _, key in params}  # delta, for now
-        for t, key in params:
-            self._check_delta(table, t, values[key])
+        wide = cohort.access.any(self.reads_twice(layout))
+        [result] = cohort.mix(n[None], out=out) if wide else cohort.mix(n[None], center=-1.0, buffers=n[None], out=out)
+        values = {t: as_tensor(result[key], "the result", key) for t, key in params}
+        deltas = cohort.access.mean_updates(table, n, layout.is_param) if wide else dict(values)
+        found = [(t, f"the mean update of key {key!r} is too large for {deltas[t].dtype}")
+                 for t, key in params if not self._in_range(deltas[t])]  # fmt: skip
         state: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in self.moments}
-        for t, key in params:
-            g, delta = table.center[t].detach(), values[key]
-            dtype = _wide(delta.dtype)
-            old = [self._start(moment, key, delta, dtype) for moment in self.moments]
-            new, step, scale = self._step(delta.to(dtype), *old)
-            torch.add(g.to(dtype), step, alpha=scale, out=delta)
-            if not torch.isfinite(delta).all():
-                raise InputError(f"{self.name}: the new value of key {key!r} is too large for {delta.dtype}")
+        for t, key in params if not found else ():
+            new, fits = self._advance(key, table.center[t].detach(), deltas.pop(t), values[t])
+            if not fits:
+                found = [(t, f"the new value of key {key!r}, or a moment of it, is too large for {values[t].dtype}")]
+                break
             for moment, tensor in zip(self.moments, new, strict=True):
                 state[moment][key] = tensor
+        clients = {k for t, _ in found for k in self._blamed(table, n, t)}
+        cohort.access.refuse(table, sorted(clients), f"{self.name}: {found[0][1]}" if found else "")
         cohort.memory = state
-        return describe(result, cohort, cohort.n)
+        return describe(result, cohort, n)
+
+    def reads_twice(self, layout: Layout) -> bool:
+        """Whether the mean update is computed apart from the mean, by another read of the clients"""
+        return self._is_fedavg() or any(
+            dtype.itemsize == 2 for dtype, is_param in zip(layout.dtypes, layout.is_param, strict=True) if is_param
+        )
+
+    def _is_fedavg(self) -> bool:
+        """The new model is the clients' mean, whatever the moments are"""
+        return False
+
+    def _advance(
+        self, key: str, g: torch.Tensor, delta: torch.Tensor, value: torch.Tensor
+    ) -> tuple[list[torch.Tensor], bool]:
+        """Writes the new value; returns the new moments, and whether all is finite. delta may be value itself."""
+        dtype = wide_dtype(delta.dtype)
+        old = [self._start(moment, key, delta, dtype) for moment in self.moments]
+        if self._is_fedavg():  # value has the mean's own bits, which g + delta may miss by a rounding
+            new, _, _ = self._step(delta, *old)
+        else:
+            new, step, scale = self._step(delta.to(dtype), *old)
+            torch.add(g.to(dtype), step, alpha=scale, out=value)
+        return new, bool(torch.isfinite(value).all()) and all(_is_finite(tensor) for tensor in new)
+
+    def _in_range(self, delta: torch.Tensor) -> bool:
+        """A moment that is once not finite stays so for all rounds to come: stop before it is."""
+        largest = torch.finfo(delta.dtype).max
+        return _magnitude(delta) <= (largest**0.5 if "v" in self.moments else largest)
+
+    def _blamed(self, table: Table, n: np.ndarray, t: int) -> list[int]:
+        """The clients, if they are few, that move tensor t by far the most"""
+        moved = [largest_update(table.center[t], client[t]) for client in table.clients]
+        return finite.dominant(np.where(n > 0, moved, 0))
 
     def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         """The new moments, and a step and its factor, from the old moments, which stay as they are"""
@@ -82,20 +120,15 @@ class ServerOptimiser(Aggregator):
                 was, now = (f"of shape {x[key]}" if key in x else "not a parameter" for x in (known, given))
                 raise InputError(f"{self.name}: {key!r} is {now}, but was {was} in the rounds before")
 
-    def _check_delta(self, table: Table, t: int, delta: torch.Tensor) -> None:
-        """A moment that is once not finite stays so for all rounds to come: stop before it is."""
-        if not delta.numel():
-            return
-        low, high = (x.item() for x in delta.aminmax())  # NaN if any element is
-        largest = torch.finfo(_wide(delta.dtype)).max
-        if max(-low, high) <= (largest**0.5 if "v" in self.moments else largest):
-            return
-        wide, key = _wide(delta.dtype), table.layout.keys[t]
-        raise InputError(f"{self.name}: the mean update of key {key!r} is too large for {wide}")
-
     def state_dict(self) -> dict[str, Any]:
-        """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}."""
-        return {"method": self.name} | {moment: dict(self._memory.get(moment, {})) for moment in self.moments}
+        """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}.
+
+        They are copies: what the caller does to them does not reach the aggregator.
+        """
+        return {"method": self.name} | {
+            moment: {key: tensor.clone() for key, tensor in self._memory.get(moment, {}).items()}
+            for moment in self.moments
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, self.moments)
@@ -119,11 +152,19 @@ class ServerOptimiser(Aggregator):
             raise InputError(f"{where} is not finite")
         if moment == "v" and (value < 0).any():
             raise InputError(f"{where} has negative values")
-        return value.detach().to(_wide(value.dtype), copy=True)
+        return value.detach().to(wide_dtype(value.dtype), copy=True)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _magnitude(tensor: torch.Tensor) -> float:
+    """The largest absolute value; NaN if any element is"""
+    if not tensor.numel():
+        return 0.0
+    low, high = (x.item() for x in tensor.aminmax())
+    return max(-low, high)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return _magnitude(tensor) < INFINITY
 
 
 def _check_decay(method: str, option: str, value: Any) -> None:
@@ -138,7 +179,6 @@ class FedAvgM(ServerOptimiser):
 
     lr          server learning rate; 1 with momentum 0 is FedAvg
     momentum    what is left of m from one round to the next
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -154,6 +194,9 @@ class FedAvgM(ServerOptimiser):
         super().__post_init__()
         check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
         _check_decay(self.name, "momentum", self.momentum)
+
+    def _is_fedavg(self) -> bool:
+        return self.lr == 1 and self.momentum == 0
 
     def _step(self, delta: torch.Tensor, m: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         m = torch.add(delta, m, alpha=self.momentum)
@@ -196,7 +239,6 @@ class FedAdam(_Adaptive):
     beta1       decay of the mean update m
     beta2       decay of its mean square v
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -216,7 +258,6 @@ class FedYogi(_Adaptive):
     beta1       decay of the mean update m
     beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """
@@ -237,7 +278,6 @@ class FedAdagrad(_Adaptive):
     lr          server learning rate; the paper tunes it, so should you
     beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     Only parameters take such steps, buffers are averaged. .weights are the data shares.
     """

@@ -160,6 +160,16 @@ class Sharded(Memory):
     def combine(self, table: Table, rule: str, results: list[Result]) -> None:
         self._checked(table, lambda: super(Sharded, self).combine(table, rule, results))
 
+    def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
+        """All ranks come here, and each with what it has found in its part"""
+        if any(self.peers.agree({"step": "range"}, int(bool(words)))):
+            said = [json.loads(text) for text in self.peers.texts(json.dumps([list(map(int, clients)), words]))]
+            everywhere = sorted({k for found, _ in said for k in found})
+            if everywhere:
+                text = next(text for found, text in said if found)
+                self.peers.share(finite.too_large(table, everywhere, text))
+        super().refuse(table, clients, words)
+
     def _fits(self, table: Table) -> bool:
         return len(table.layout.layers) * (table.K + 1) ** 2 * 8 <= MOST_BYTES
 
@@ -210,25 +220,23 @@ class Sharded(Memory):
             failed = error
         seen = self.peers.agree({"step": "mixed"}, 2 if bad else int(failed is not None))
         if 2 in seen:
-            everywhere = {k for text in self.peers.texts(json.dumps(bad)) for k in json.loads(text)}
-            self._name(table, sorted(everywhere))
+            said = [json.loads(text) for text in self.peers.texts(json.dumps([bad, str(failed or "")]))]
+            self._name(table, sorted({k for found, _ in said for k in found}), next(text for k, text in said if k))
         if failed is not None:
-            raise failed
+            self.peers.tell(failed)
         if 1 in seen:
             self.peers.agree({"step": "failed"})  # hears what the others raise
         return done
 
-    def _name(self, table: Table, clients: list[int]) -> None:
-        """Raises, on all ranks, what one process would say of clients that are not finite"""
+    def _name(self, table: Table, clients: list[int], far: str = "") -> None:
+        """Raises, on all ranks, what one process would say of clients that are not finite, or too far off"""
         keys = self._keys(table, table.clients[clients[0]])
         name = table.name(clients[0])
-        far = f"{name}: its distance to the global model is too large for float64"
+        far = far or f"{name}: its distance to the global model is too large for float64"
         message = finite.in_words(name, keys) or far
         if len(clients) > 1:
             message += f"; so have {finite.listed([table.name(k) for k in clients[1:]])}"
-        self.peers.share(
-            NonFiniteError(message, [k if table.positions is None else table.positions[k] for k in clients])
-        )
+        self.peers.share(NonFiniteError(message, table.given(clients)))
 
     def _keys(self, table: Table, model: list[torch.Tensor]) -> list[str]:
         """The keys of a model that are not finite, on whatever rank"""

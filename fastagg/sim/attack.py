@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ATTACKS = ("none", "noise", "flip", "scale")
 LARGEST = 1e15  # training goes nowhere from there: float32 holds no square of a number beyond 1.8e19
 
 

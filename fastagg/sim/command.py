@@ -9,12 +9,14 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastagg.cli import key_value, parse
-from fastagg.shards.peers import Peers
-from fastagg.sim import compare, config, jobs, ranks, report
+from fastagg.sim import config
 from fastagg.sim.config import Config
+
+if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
+    from fastagg.shards.peers import Peers
 
 SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
 
@@ -64,6 +66,8 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def main(name: str, argv: list[str]) -> int:
     parser = parser_of(name)
     given = vars(parser.parse_args(argv))
+    from fastagg.sim import jobs, ranks
+
     signals = jobs.Signals()
     try:
         with ExitStack() as entered:
@@ -89,6 +93,8 @@ def main(name: str, argv: list[str]) -> int:
 
 def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
     """False if it was stopped"""
+    from fastagg.sim import compare, report
+
     if peers is None:
         todo = plan(name, given)
     else:
@@ -122,6 +128,8 @@ class Plan(NamedTuple):
 
 
 def plan(name: str, given: dict[str, Any]) -> Plan:
+    from fastagg.sim import compare
+
     values = config.read_toml(given["config"]) if "config" in given else {}
     methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
     names = {f.name for f in dataclasses.fields(Config)}
@@ -172,6 +180,8 @@ def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
 
 def speed(groups: dict[str, list]) -> list[str]:
     """How each method's clients were trained, and how fast"""
+    from fastagg.sim import report
+
     lines = []
     for row in report.table(groups):
         if row["rounds_per_second"] is not None:

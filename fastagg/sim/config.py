@@ -7,20 +7,18 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-from fastagg import registry
-from fastagg.methods.common import REGISTRY, check_choice, check_integer, check_number, make, suggest
-from fastagg.sim.attack import ATTACKS
-from fastagg.sim.data import DATASETS, PIXELS
-from fastagg.sim.models import MODELS
-from fastagg.sim.partition import KINDS
-from fastagg.sim.train import Local
+from fastagg.checks import check_choice, check_integer, check_number, suggest
+from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
+
+if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
+    from fastagg.sim.train import Local
 
 # Names for what is a method of the registry with options, or with another client algorithm
 ALIASES: dict[str, dict[str, Any]] = {
@@ -40,7 +38,7 @@ def option(default: Any, shown: str) -> Any:
 class Config:
     """One run: a method, a seed, and all else that its curve depends on."""
 
-    method: str = option("fedavg", "aggregation method: a name of fastagg.methods(), or " + ", ".join(ALIASES))
+    method: str = option("fedavg", "aggregation method: a name that `fastagg methods` lists, or " + ", ".join(ALIASES))
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "option of the method, key=value; may be given several times"}
     )
@@ -85,7 +83,7 @@ class Config:
     def __post_init__(self) -> None:
         check_choice("sim", "data", self.data, DATASETS)
         check_choice("sim", "partition", self.partition, tuple(KINDS))
-        check_choice("sim", "model", self.model, tuple(MODELS))
+        check_choice("sim", "model", self.model, MODELS)
         check_choice("sim", "selection", self.selection, ("random", "window"))
         check_choice("sim", "batched", self.batched, (None, True, False))
         for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
@@ -104,6 +102,8 @@ class Config:
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
+        from fastagg.methods.common import make
+
         cls = self.aggregator_class
         if not isinstance(self.options, dict):
             raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
@@ -118,13 +118,17 @@ class Config:
 
     @property
     def aggregator_class(self) -> type:
+        from fastagg.methods.common import REGISTRY
+
         if self.method not in REGISTRY:
-            names = [*(m.name for m in registry.methods()), *ALIASES]
+            names = [*sorted(REGISTRY), *ALIASES]
             raise ValueError(f"no method {self.method!r}{suggest(self.method, names)}; there are {', '.join(names)}")
         return REGISTRY[self.method]
 
     @property
     def local(self) -> Local:
+        from fastagg.sim.train import Local
+
         names = [f.name for f in dataclasses.fields(Local)]
         return Local(**{name: getattr(self, name) for name in names})
 

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastagg.methods.common import check_choice, check_integer, check_number
+from fastagg.checks import check_choice, check_integer, check_number
+from fastagg.sim.choices import KINDS
 
-KINDS = {
-    "iid": "samples dealt at random, equal sizes",
-    "dirichlet": "each class divided over the clients by Dirichlet(alpha): unequal mixtures and sizes",
-    "pathological": "classes_per_client classes each; a class is divided equally over those who have it",
-    "hybrid": "half of the clients balanced, Dirichlet(10); the others share the rest by Dirichlet(alpha) (FedLAW)",
-    "entropy": "equal sizes; label entropy rises evenly from the first client, one class, to the last, all (WeiAvg)",
-    "groups": "equal sizes; a third has the first half of the classes, a third the second, a third all (FedAWA)",
-}
 BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2
 
 

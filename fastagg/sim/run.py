@@ -222,7 +222,9 @@ class Simulation:
         if result is None:  # several clusters: there is no common model to measure from
             return {"weights": None, "norms": None, "coherence": None, "gamma": None}
         gram = getattr(result, "gram", None)
-        gram = fastagg.gram(before, [u.state for u in updates], params=self.module) if gram is None else gram.model()
+        if gram is None:
+            gram = fastagg.gram(before, [u.state for u in updates], params=self.module)
+        gram = gram.model().present()
         weights = getattr(result, "weights", None)
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
         weights = None if weights is None else weights[here]

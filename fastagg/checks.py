@@ -1,0 +1,40 @@
+"""Checks of options, and their messages. Without torch and NumPy, so that a command can print its help at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+
+class InputError(ValueError):
+    """A model, weight or size that cannot be aggregated. The message names the client and the key."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_number(method: str, option: str, value: Any, low: float, high: float, *, strict: bool = False) -> None:
+    """A finite number in [low, high]; strict: above low"""
+    good = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < float("inf")
+    if not good or not low <= value <= high or (strict and value == low):
+        bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
+        raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")
+
+
+def check_integer(method: str, option: str, value: Any, low: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{method}: {option}={value!r}; expected an integer >= {low}")
+
+
+def check_flag(method: str, option: str, value: Any) -> None:
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's by either of its names
+        raise ValueError(f"{method}: {option}={value!r}; expected True or False")
+
+
+def check_choice(method: str, option: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{method}: {option}={value!r}; expected one of {', '.join(map(repr, allowed))}")

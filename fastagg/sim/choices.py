@@ -1,0 +1,16 @@
+"""The names that options of a run can have. Without torch, so that `fastagg sim --help` can print them at once."""
+
+from __future__ import annotations
+
+ATTACKS = ("none", "noise", "flip", "scale")
+DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
+PIXELS = ("standard", "unit")
+MODELS = ("mlp", "lenet", "cnn", "resnet8", "resnet20", "resnet56", "resnet18", "vit")
+KINDS = {
+    "iid": "samples dealt at random, equal sizes",
+    "dirichlet": "each class divided over the clients by Dirichlet(alpha): unequal mixtures and sizes",
+    "pathological": "classes_per_client classes each; a class is divided equally over those who have it",
+    "hybrid": "half of the clients balanced, Dirichlet(10); the others share the rest by Dirichlet(alpha) (FedLAW)",
+    "entropy": "equal sizes; label entropy rises evenly from the first client, one class, to the last, all (WeiAvg)",
+    "groups": "equal sizes; a third has the first half of the classes, a third the second, a third all (FedAWA)",
+}
