@@ -54,6 +54,39 @@ def test_many_tensors_of_every_dtype_on_several_grids(cuda, monkeypatch, blocks,
     assert_unchanged([g, *clients], before)
 
 
+def test_one_transfer_per_call_and_none_for_tensors_that_stay(cuda, monkeypatch):
+    g, clients = every_dtype(3)
+    sent, launched, send, real = [], [], plan._send, cuda.native
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def mix(self, *args):
+            launched.append("mix")
+            real.mix(*args)
+
+    monkeypatch.setattr(cuda, "native", Spy())
+    monkeypatch.setattr(plan, "_send", lambda device, packed: sent.append(packed) or send(device, packed))
+    monkeypatch.setattr(plan, "_residents", plan._residents.__class__())
+    out = {key: torch.empty_like(value) for key, value in g.items()}
+    calls = {
+        "mix": lambda weights: fastagg.mix(clients, weights, out=out),
+        "gram_mix": lambda weights: fastagg.gram_mix(g, clients, weights, out=out),
+    }
+    for name, call in calls.items():
+        weights = torch.rand(3, dtype=torch.float64)
+        for transfers in (1, 0):  # addresses, work and weights together; then nothing
+            sent.clear(), launched.clear()
+            call(weights)
+            assert (len(sent), launched) == (transfers, ["mix"])  # one launch, whatever dtypes there are
+        before = out["m3.large0"].clone()
+        sent.clear()
+        call(2 * weights)
+        assert [len(packed) for packed in sent] == [32]  # the weights alone
+        assert torch.equal(out["m3.large0"], 2 * before), name
+
+
 @pytest.mark.parametrize("tensor_cores", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("K", [5, 20, 40, 66])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import emulated_kernels
 
-from benchmarks import gpu, gpu_model
+from benchmarks import gpu, gpu_host, gpu_model
 from benchmarks.gpu_model import A100, GPUS, H100, Job, predict
 from fastagg.backends import cuda, plan
 
@@ -138,3 +138,11 @@ def test_help_teaches(capsys):
         gpu.main(["--help"])
     assert ended.value.code == 0
     assert "one read of the clients' bytes" in capsys.readouterr().out
+
+
+def test_host_time_is_measured_without_a_gpu(capsys):
+    pytest.importorskip("fastagg._cuda", reason="fastagg._cuda was not built")
+    assert gpu_host.main(["--clients", "3", "--rounds", "2"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "3 x resnet20, 116 tensors each: host time of a repeated call"
+    assert [line.split()[0] for line in said[1:]] == ["mix", "gram", "gram_mix"]
