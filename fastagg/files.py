@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -22,8 +23,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from fastagg.table import InputError
 
@@ -85,14 +87,12 @@ class Lock:
 class Temporary:
     """A new file beside its target: write to .fd, then complete() and place(), or discard().
 
-    It is locked as long as the descriptor or a mapping of the file is open. One that can be locked belongs to a process
-    that is gone. Until complete() it can be read by its owner alone, where the target has restricted permissions.
+    It is locked as long as the descriptor or a mapping of the file is open, so one that can be locked belongs to a
+    process that is gone. Until complete() nobody but its owner can read it.
     """
 
-    def __init__(self, target: Path, mode: int | None = None) -> None:
-        """mode: permissions of the file; default: those of the present target, or what the umask allows"""
-        self.target, self.mode = target, mode_of(target) if mode is None else mode
-        remove_stale(target)
+    def __init__(self, target: Path) -> None:
+        self.target, self.mode = target, mode_of(target)
         while True:
             self.path = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.part")
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -100,27 +100,30 @@ class Temporary:
             self.ours = True
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(self.fd, self.path):
-                    return
-            except BlockingIOError:
-                pass
-            except OSError:
-                return  # a file system without locks: there nobody can tell that a file is stale, either
+                good = _is_at(self.fd, self.path)
+            except OSError as error:  # without locks in this file system, nobody can tell that a file is stale, either
+                good = not isinstance(error, BlockingIOError)
+            if good:
+                break
             self.discard()  # somebody who cleaned up locked it before us
+        if self.mode is None:
+            self.mode = stat.S_IMODE(os.fstat(self.fd).st_mode)  # what the umask allows
+            os.fchmod(self.fd, 0o600)
 
-    def complete(self) -> None:
-        """Waits until all is on the disk, and closes the descriptor"""
-        if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
-        if self.mode is not None:
-            os.fchmod(self.fd, self.mode)
+    def reopen(self) -> None:
+        """.fd again, which may be closed while the file is mapped: there may be too few descriptors for all files"""
+        self.fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
+
+    def complete(self, mode: int | None = None) -> None:
+        """Gives it its permissions, and waits until all is on the disk"""
+        os.fchmod(self.fd, self.mode if mode is None else mode)
         os.fsync(self.fd)
-        self.close()
 
     def place(self, target: Path | None = None) -> None:
         """Takes its place, or another one in the same folder. sync_folder() makes that permanent."""
         self.path.replace(target or self.target)
         self.ours = False
+        self.close()
 
     def discard(self) -> None:
         self.close()
@@ -134,22 +137,38 @@ class Temporary:
         self.fd = -1
 
 
-def remove_stale(target: Path) -> None:
-    """Removes temporary files of this target whose process was killed"""
-    ours = re.compile(re.escape(f".{target.name}.") + r"\d+-[0-9a-f]{16}\.part")
+def target_of(name: str) -> str | None:
+    """The target of a Temporary, from its name; None where it is not like that of one"""
+    found = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]{16}\.part", name, re.DOTALL)
+    return found and found[1]
+
+
+def stale(target: Path) -> list[Path]:
+    """Temporary files of this target whose process is gone"""
+    found = []
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with suppress(OSError):
-                    _remove_if_unlocked(Path(entry.path))
+            if target_of(entry.name) == target.name and entry.is_file(follow_symlinks=False):
+                with suppress(OSError), _locked(Path(entry.path)):
+                    found.append(Path(entry.path))
+    return found
 
 
-def _remove_if_unlocked(path: Path) -> None:
+def remove_stale(target: Path) -> None:
+    for path in stale(target):
+        with suppress(OSError), _locked(path):
+            path.unlink()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """OSError where somebody else has locked the file, or it is none"""
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if stat.S_ISREG(os.fstat(fd).st_mode) and _is_at(fd, path):
-            path.unlink()
+        if not stat.S_ISREG(os.fstat(fd).st_mode) or not _is_at(fd, path):
+            raise FileNotFoundError(path)
+        yield
     finally:
         os.close(fd)
 
@@ -175,7 +194,10 @@ def mode_of(path: Path) -> int | None:
 
 def sync_folder(folder: Path) -> None:
     """Renames before this are on the disk before those after it"""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to and not be read
+        return
     try:
         os.fsync(fd)
     except OSError as error:
@@ -187,28 +209,59 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError that names no file gets this one"""
+    """An OSError that names no file, or a temporary one, gets this name"""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
+        named = os.path.basename(str(error.filename or ""))
+        if error.errno is not None and (not named or target_of(named) == path.name):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 @contextmanager
-def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write into, which takes its place when all is written and on the disk"""
+def prepared(path: Path, mode: int | None = None) -> Iterator[tuple[Temporary, BinaryIO]]:
+    """A file to write into, which is complete and on the disk at the end of the block, but not in its place yet.
+
+    mode: its permissions; default: those of the file it will replace, or what the umask allows
+    """
     with naming(path):
-        new = Temporary(path, mode)
+        remove_stale(path)
+        new = Temporary(path)
         try:
             with open(new.fd, "wb", closefd=False) as file:
-                yield file
-            new.complete()
+                yield new, file
+            new.complete(mode)
+        except BaseException:
+            new.discard()
+            raise
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which takes its place when all is written and on the disk"""
+    with prepared(path) as (new, file):
+        yield file
+    put(new)
+
+
+def put(new: Temporary) -> None:
+    """Moves a prepared file to its place"""
+    with naming(new.target):
+        try:
             new.place()
         finally:
             new.discard()
-        sync_folder(path.parent)
+        sync_folder(new.target.parent)
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """A regular file to be read. A FIFO or a device would let us wait for ever: InputError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(f"{path} is not a regular file")
+    return open(fd, "rb")
 
 
 def write(path: Path, content: bytes | str) -> None:
@@ -222,15 +275,43 @@ def write_json(path: Path, value: Any) -> None:
 
 def save(path: str | os.PathLike, tree: Any) -> None:
     """A tree of dicts (with string keys), lists, tensors and plain values, as one safetensors file."""
+    put(prepare(path, tree)[0])
+
+
+def prepare(path: str | os.PathLike, tree: Any, more: Mapping[str, str] | None = None) -> tuple[Temporary, str]:
+    """save() up to the last step, which put() does: the file, and its checksum. more: metadata"""
     tensors: dict[str, torch.Tensor] = {}
     plain = _without_tensors(tree, tensors)
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # each begins at a multiple of its item
     parts = [(name, tensors[name].dtype, tensors[name].shape) for name in order]
-    with whole(Path(path)) as file:
-        file.write(header(parts, {"fastagg": json.dumps(plain)}))
-        for name in order:
-            x = tensors[name].contiguous()  # which leaves the odd strides of a single number, or none, as they are
-            file.write(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy())
+    start = header(parts, {**(more or {}), "fastagg": json.dumps(plain), CHECKSUM: BLANK})
+    content = [_bytes(tensors[name]) for name in order]
+    checksum = _checksum(start, content)
+    with prepared(Path(path)) as (new, file):
+        file.write(start.replace(_entry(BLANK), _entry(checksum)))
+        file.writelines(content)
+    return new, checksum
+
+
+CHECKSUM, BLANK = "fastagg.sha256", "0" * 64
+
+
+def _bytes(x: torch.Tensor) -> memoryview:
+    x = x.contiguous()  # which leaves the odd strides of a single number, or none, as they are
+    return memoryview(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy())
+
+
+def _entry(checksum: str) -> bytes:
+    """How the checksum stands in the header. Quotes inside a JSON string are escaped, so it is nowhere else."""
+    return f'"{CHECKSUM}": "{checksum}"'.encode()
+
+
+def _checksum(start: bytes, content: Iterable[memoryview]) -> str:
+    """Of all bytes of a file, its checksum in the header left blank"""
+    digest = hashlib.sha256(start)
+    for part in content:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def header(
@@ -254,13 +335,24 @@ def header(
 
 def load(path: str | os.PathLike) -> Any:
     """What save() was given. InputError where the file is not one of its, or damaged."""
+    return read_saved(path)[0]
+
+
+def read_saved(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
+    """The tree, and the metadata with the checksum"""
     try:
-        with safe_open(path, framework="pt") as file:
-            plain = json.loads((file.metadata() or {})["fastagg"])
-            return _with_tensors(plain, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except FileNotFoundError:
+        with open_regular(path) as file:
+            raw = file.read()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        metadata = json.loads(raw[8:end])["__metadata__"]
+        entry = _entry(metadata[CHECKSUM])
+        start = raw[:end].replace(entry, _entry(BLANK))
+        if entry not in raw[:end] or _checksum(start, [memoryview(raw)[end:]]) != metadata[CHECKSUM]:
+            raise ValueError("its checksum does not match")
+        return _with_tensors(json.loads(metadata["fastagg"]), safetensors.torch.load(raw)), metadata
+    except (FileNotFoundError, InputError):
         raise
-    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a file that fastagg saved, or is damaged: {error}") from error
 
 

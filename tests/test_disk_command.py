@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from every_method import cohort
 from model_files import assert_same_model, load_model, read_round, write_raw, write_round
+from safetensors.torch import save_file
 
 import fastagg
 from fastagg.cli import main
 from fastagg.disk.command import Bar, key_value
+from fastagg.files import Temporary
 
 
 @pytest.fixture
@@ -34,6 +37,17 @@ def failed(capsys, code, *arguments):
     assert said.err.startswith("fastagg aggregate: ")
     assert said.err.count("\n") == 1
     return said.err
+
+
+def fail_for(name):
+    really = Temporary.place
+
+    def place(self, target=None):
+        if self.target.name == name:
+            raise OSError(5, "Input/output error")
+        return really(self, target)
+
+    return place
 
 
 def test_a_round(files, tmp_path, capsys):
@@ -129,6 +143,134 @@ def test_errors_and_exit_codes(files, tmp_path, capsys):
             run(*wrong)
         assert stopped.value.code == 2
     assert not out.exists()
+
+
+BIG = 10**400
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "arguments"),
+    [
+        (1, "sizes: expected numbers", ["--sizes", json.dumps([BIG] * 7)]),
+        (1, "sizes: expected numbers", ["--sizes", json.dumps({f"c{k}": BIG for k in range(7)})]),
+        (1, "sizes: expected numbers", ["--sizes", "[[1], [1, 2], 1, 1, 1, 1, 1]"]),
+        (
+            1,
+            "sizes: expected numbers",
+            ["--sizes", '{"c0": [1], "c1": 1, "c2": 1, "c3": 1, "c4": 1, "c5": 1, "c6": 1}'],
+        ),
+        (1, "sizes have shape (7, 2)", ["--sizes", json.dumps([[1, 2]] * 7)]),
+        (1, "--sizes is not JSON", ["--sizes", "[1, 2"]),
+        (1, "label_dist: expected numbers", ["--method", "feddisco", "--info", '{"label_dist": "x"}']),
+        (1, "label_dist: expected numbers", ["--method", "feddisco", "--info", '{"label_dist": [[1], [1, 2], 3, 4]}']),
+        (
+            1,
+            "label_dist: expected numbers",
+            ["--method", "feddisco", "--info", json.dumps({"label_dist": [[BIG]] * 7})],
+        ),
+        (1, "local_steps: expected numbers", ["--method", "fednova", "--info", json.dumps({"local_steps": [{}] * 7})]),
+        (2, "expected a JSON list of the parameters' names", ["--opt", "params=5"]),
+        (2, "expected a JSON list of the parameters' names", ["--opt", "params=fc"]),
+        (2, "expected a JSON list of the parameters' names", ["--opt", "params=[[1]]"]),
+        (2, "option 'lr': a number of 401 digits", ["--method", "fedawa", "--opt", f"lr={BIG}"]),
+    ],
+)
+def test_one_line_for_what_is_not_understood(files, capsys, code, says, arguments):
+    center, paths, out = files
+    assert says in failed(capsys, code, "--method", "fedavg", "--global", center, *paths, "-o", out, *arguments)
+    assert not out.exists()
+
+
+def test_json_on_the_command_line(files, capsys):
+    center, paths, out = files
+    sizes = {f"c{k}": k + 1 for k in range(7)}
+    expected = dict(fastagg.fedavg(*read_round(center, paths), [1, 2, 3, 4, 5, 6, 7]))
+    for given in (json.dumps(sizes), " [1, 2, 3, 4, 5, 6, 7]"):
+        assert run("--method", "fedavg", "--global", center, *paths, "-o", out, "--sizes", given) == 0
+        assert_same_model(load_model(out), expected)
+    info = json.dumps({"local_steps": [1, 2, 3, 4, 5, 6, 7]})
+    assert run("--method", "fednova", "--global", center, *paths, "-o", out, "--info", info) == 0
+
+
+def test_the_report_does_not_replace_what_is_read(files, tmp_path, capsys):
+    center, paths, out = files
+    (tmp_path / "sizes.json").write_text("[1, 2, 3, 4, 5, 6, 7]")
+    said = failed(capsys, 1, "--method", "fedavg", "--global", center, *paths, "-o", out, "--sizes",
+                  tmp_path / "sizes.json", "--report", tmp_path / "sizes.png")  # fmt: skip
+    assert "the report would replace" in said
+    assert (tmp_path / "sizes.json").read_text() == "[1, 2, 3, 4, 5, 6, 7]"
+
+
+def test_a_file_that_is_none(files, tmp_path, capsys):
+    center, paths, out = files
+    os.mkfifo(tmp_path / "fifo")
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    os.mkfifo(tmp_path / "fifo.safetensors.index.json")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "model.safetensors.index.json")
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a.safetensors"}}')
+    os.mkfifo(tmp_path / "shards" / "a.safetensors")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    bad = ["/dev/zero", *(tmp_path / name for name in (
+        "fifo", "fifo.safetensors", "fifo.safetensors.index.json", "folder", "shards", "socket"))]  # fmt: skip
+    for path in bad:
+        failed(capsys, 1, "--method", "fedavg", "--global", path, *paths, "-o", out)
+        failed(capsys, 1, "--method", "fedavg", "--global", center, *paths, path, "-o", out)
+        failed(capsys, 1, "--method", "fedawa", "--global", center, *paths, "-o", out, "--state", path)
+        assert not out.exists()
+    for path in (tmp_path / "fifo.safetensors", tmp_path / "folder", "/dev/null"):
+        failed(capsys, 1, "--method", "fedavg", "--global", center, *paths, "-o", path)
+
+
+def test_no_folder_named_like_a_file(files, tmp_path, capsys):
+    center, paths, _ = files
+    for name in ("out.pt", "model.bin", "model.safetensors.index.json"):
+        assert "expected a .safetensors file or a folder" in failed(
+            capsys, 1, "--method", "fedavg", "--global", center, *paths, "-o", tmp_path / name
+        )
+        assert not (tmp_path / name).exists()
+    (tmp_path / "a.folder").mkdir()
+    for name in ("a.folder", "v1.0", "plain"):
+        assert run("--method", "fedavg", "--global", center, *paths, "-o", tmp_path / name) == 0
+        assert (tmp_path / name / "model.safetensors").exists()
+
+
+def test_adapters_stay_adapters(tmp_path):
+    g, clients = cohort()
+    for name, sd in zip(("g", "c0", "c1"), (g, *clients), strict=False):
+        (tmp_path / name).mkdir()
+        save_file(sd, tmp_path / name / "adapter_model.safetensors", {"format": "pt"})
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "of": name}))
+    base = ("--method", "fedavg", tmp_path / "c0", tmp_path / "c1", "--quiet")
+    assert run(*base, "--global", tmp_path / "g", "-o", tmp_path / "new") == 0
+    assert sorted(os.listdir(tmp_path / "new")) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert json.loads((tmp_path / "new" / "adapter_config.json").read_text())["of"] == "g"
+    expected = dict(fastagg.fedavg(None, clients[:2]))
+    assert_same_model(load_model(tmp_path / "new" / "adapter_model.safetensors"), expected)
+    assert run(*base, "-o", tmp_path / "without") == 0
+    assert json.loads((tmp_path / "without" / "adapter_config.json").read_text())["of"] == "c0"
+    before = (tmp_path / "g" / "adapter_config.json").read_text()
+    assert run(*base, "--global", tmp_path / "g", "-o", tmp_path / "g") == 0
+    assert sorted(os.listdir(tmp_path / "g")) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert (tmp_path / "g" / "adapter_config.json").read_text() == before
+    assert run(*base, "--global", tmp_path / "g", "-o", tmp_path / "plain.safetensors") == 0
+    assert "adapter_config.json" not in os.listdir(tmp_path)
+
+
+def test_a_command_that_is_repeated_completes_the_state(files, tmp_path, capsys, monkeypatch):
+    center, paths, _ = files
+    command = ("--method", "fedadam", "--global", center, *paths, "-o", center, "--state", tmp_path / "s.state")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Temporary, "place", fail_for("s.state"))
+        assert "the new model is written, but" in failed(capsys, 1, *command)
+    model = center.read_bytes()
+    assert run(*command) == 0
+    assert "s.state was completed" in capsys.readouterr().out
+    assert center.read_bytes() == model
+    assert sorted(os.listdir(tmp_path)) == ["in", "s.state"]
 
 
 def test_help_teaches(capsys):

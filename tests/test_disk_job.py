@@ -228,7 +228,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path):
 
 def test_numbers_by_client_and_sizes_in_words():
     assert by_client("x", {"b": [3, 4], "a": [1, 2]}, ["a", "b"], -1).tolist() == [[1, 3], [2, 4]]
-    assert by_client("x", [1, 2], ["a", "b"]) == [1, 2]
+    assert by_client("x", [1, 2], ["a", "b"]).tolist() == [1, 2]
     with pytest.raises(InputError, match="x: expected numbers"):
         by_client("x", {"a": [1], "b": "no"}, ["a", "b"])
     words = {"500MB": 5e8, "2 GB": 2e9, "1e9": 1e9, "10k": 1e4, 12: 12, "1.5GiB": 1.5e9}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cohort import make
 from model_files import assert_same_model, write_raw, write_shards
 from safetensors.torch import load_file, save_file
 
@@ -260,3 +261,19 @@ def test_header_fills_up_to_a_length(tmp_path):
     assert torch.equal(load_file(tmp_path / "x.safetensors")["x"], torch.ones(2))
     with pytest.raises(ValueError, match="does not fit into 64"):
         files.header(parts, {"a": "b"}, 64)
+
+
+def test_shards_do_not_leave_their_folder_by_links(tmp_path):
+    g, _ = make(1, {"a.weight": (3, 4), "b.weight": (5,)})
+    index = write_shards(tmp_path / "m", g, 2)
+    shard = tmp_path / "m" / "model-00001-of-00002.safetensors"
+    shard.rename(tmp_path / "m" / "real.safetensors")
+    shard.symlink_to("real.safetensors")
+    assert_same_model(open_model(index).tensors, g)
+    (tmp_path / "link").symlink_to(tmp_path / "m")  # which the caller names: anything goes
+    assert_same_model(open_model(tmp_path / "link" / index.name).tensors, g)
+    (tmp_path / "m" / "real.safetensors").rename(tmp_path / "secret.safetensors")
+    shard.unlink()
+    shard.symlink_to(tmp_path / "secret.safetensors")
+    with pytest.raises(InputError, match=r"00001-of-00002\.safetensors is a link to a file outside of its folder"):
+        open_model(index)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +22,11 @@ from model_files import assert_same_model, load_model, read_round, write_round, 
 from safetensors.torch import load_file
 
 import fastagg
-from fastagg import InputError
+from fastagg import InputError, files
 from fastagg import table as tables
 from fastagg.disk.mapped import open_model
 from fastagg.disk.slabs import slabs_of
+from fastagg.disk.written import PartFile
 
 CUT = {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,), "c.w": (64, 1024)}
 
@@ -52,14 +57,21 @@ def test_a_crash_between_the_renames_leaves_the_former_model(tmp_path, monkeypat
     fastagg.aggregate_files("fedavg", center, paths[:2], out, shard_size="300KB")
     former = load_model(out / "model.safetensors.index.json")
 
-    def stop(*_):
-        raise KeyboardInterrupt
+    before = sorted(os.listdir(out))
+    really, stopped = Path.replace, []
+
+    def stop(path, target):
+        if target.name.endswith(".json"):
+            stopped.append(os.listdir(out))
+            raise KeyboardInterrupt
+        return really(path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fastagg.files.write_json", stop)
+        patch.setattr(Path, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             fastagg.aggregate_files("fedavg", center, paths, out, shard_size="300KB")
-    assert len(os.listdir(out)) == 11  # the shards of both
+    assert len([name for name in stopped[0] if "-of-00005" in name]) == 10  # the shards of both
+    assert sorted(os.listdir(out)) == before
     assert_same_model(load_model(out / "model.safetensors.index.json"), former)
     fastagg.aggregate_files("fedavg", center, paths, out, shard_size="300KB")
     assert len(os.listdir(out)) == 6
@@ -84,7 +96,8 @@ def test_a_process_that_is_killed_leaves_the_former_model(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED, center, out, *paths], check=False)
     assert done.returncode == -signal.SIGKILL
     assert out.read_bytes() == former
-    assert sorted(os.listdir(out.parent)) == ["x.safetensors", "x.safetensors.lock", "x.safetensors.part"]
+    assert re.fullmatch(r"\.x\.safetensors\.\d+-.*\.part x\.safetensors x\.safetensors\.lock",
+                        " ".join(sorted(os.listdir(out.parent))))  # fmt: skip
     fastagg.aggregate_files("fedavg", center, paths, out)
     assert os.listdir(out.parent) == ["x.safetensors"]
     assert_same_model(load_file(out), dict(fastagg.fedavg(*read_round(center, paths))))
@@ -188,14 +201,143 @@ def test_only_shards_of_the_former_model_are_removed(tmp_path):
         fastagg.aggregate_files("fedavg", center, paths, out)
 
 
-def test_links_and_parts_are_clients_too(tmp_path):
+@pytest.mark.parametrize("role", ["a client", "the global model"])
+def test_no_input_is_replaced_or_removed(tmp_path, role):
     center, paths = write_round(tmp_path / "in", *make(2, CUT))
-    link, part = tmp_path / "x.safetensors", tmp_path / "y.safetensors.part"
+    content = paths[0].read_bytes()
+    out, link = tmp_path / "y.safetensors", tmp_path / "link.safetensors"
+
+    def run(path, out):
+        start, clients = (center, [path, paths[1]]) if role == "a client" else (path, paths)
+        fastagg.aggregate_files("fedawa", start, clients, out, client_ids=["a", "b"])
+
+    for name in ("y-00001-of-00002.safetensors", "y-b-00001-of-00002.safetensors",
+                 ".y.safetensors.1-0123456789abcdef.part"):  # fmt: skip
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"is {role}"):
+            run(path, out)
+        link.symlink_to(path)
+        with pytest.raises(InputError, match=f"is {role}"):
+            run(link, out)
+        link.unlink()
+        path.rename(tmp_path / "kept")
+    for name in ("y.safetensors.part", "y.part", ".y.safetensors.part", "kept"):  # no names of ours
+        path = tmp_path / name
+        path.write_bytes(content)
+        run(path, out)
+        assert path.read_bytes() == content
+    hard = tmp_path / "z.safetensors"  # another name of the same file: this name gets a new file
+    os.link(paths[0], hard)
+    run(paths[0], hard)
+    assert paths[0].read_bytes() == content
+    assert hard.read_bytes() != content
     link.symlink_to(paths[0])
-    part.write_bytes(paths[0].read_bytes())
-    for client, out in ((link, link), (part, tmp_path / "y.safetensors")):
+    if role == "a client":
         with pytest.raises(InputError, match="is a client"):
-            fastagg.aggregate_files("fedavg", center, [client, paths[1]], out)
+            run(link, link)
+    else:
+        run(link, link)  # the very output
+        assert not link.is_symlink()
+    assert paths[0].read_bytes() == content
+
+
+def test_shards_that_are_not_of_the_former_model_stay(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    names = ["x-00001-of-00003.safetensors", "x-00007-of-00009.safetensors", "x-b-00001-of-00002.safetensors",
+             "x-00001-of-00003.safetensors.part", "x.safetensors.part"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    for _ in range(3):
+        found = fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors", shard_size="300KB")
+    fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors", shard_size="500KB")
+    fastagg.aggregate_files("fedavg", center, paths, tmp_path / "x.safetensors")
+    assert found.paths["x"].name == "x.safetensors.index.json"
+    assert sorted(os.listdir(tmp_path)) == sorted(["in", "x.safetensors", *names])
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+KILLED_AT_INDEX = """
+import os, sys, fastagg
+from pathlib import Path
+really = Path.replace
+def replace(path, target):
+    if target.name.endswith(".json"): os.kill(os.getpid(), 9)
+    return really(path, target)
+Path.replace = replace
+fastagg.aggregate_files("fedavg", sys.argv[1], sys.argv[3:], sys.argv[2], shard_size="300KB")
+"""
+
+
+def test_shards_of_a_run_that_was_killed_are_removed(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    out = tmp_path / "m"
+    out.mkdir()
+    (out / "model-00001-of-00005.safetensors").write_text("mine")
+    done = subprocess.run([sys.executable, "-c", KILLED_AT_INDEX, center, out, *paths], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len([name for name in os.listdir(out) if name.startswith("model-b-")]) == 5
+    shutil.copytree(out, tmp_path / "n")
+    fastagg.aggregate_files("fedavg", center, paths, out, shard_size="300KB")
+    new = [*(f"model-b-{i:05}-of-00005.safetensors" for i in range(1, 6)), "model.safetensors.index.json"]
+    assert sorted(os.listdir(out)) == ["model-00001-of-00005.safetensors", *new]
+    fastagg.aggregate_files("fedavg", center, paths, tmp_path / "n")
+    assert sorted(os.listdir(tmp_path / "n")) == ["model-00001-of-00005.safetensors", "model.safetensors"]
+
+
+@pytest.mark.parametrize("shard_size", ["300KB", "5GB"])
+def test_permissions_of_the_former_model_are_kept(tmp_path, shard_size):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    out = tmp_path / "out"
+    seen = set()
+
+    def modes():
+        return {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()}
+
+    fastagg.aggregate_files("fedavg", center, paths, out)
+    before = os.umask(0)
+    os.umask(before)
+    assert modes() == {0o666 & ~before}
+    (out / "model.safetensors").chmod(0o640)
+    for size in (shard_size, shard_size, "5GB"):
+        fastagg.aggregate_files(
+            "fedavg", center, paths, out, shard_size=size,
+            progress=lambda *_: seen.update(stat.S_IMODE(path.stat().st_mode) for path in out.glob("*.part")),
+        )  # fmt: skip
+        assert modes() == {0o640}
+    assert seen == {0o600}
+    fastagg.aggregate_files("fedamp", center, paths, tmp_path / "p", client_ids=["a", "b"])
+    (tmp_path / "p" / "a.safetensors").chmod(0o600)
+    fastagg.aggregate_files("fedamp", center, paths, tmp_path / "p", client_ids=["a", "b"])
+    found = [stat.S_IMODE((tmp_path / "p" / f"{name}.safetensors").stat().st_mode) for name in "ab"]
+    assert found == [0o600, 0o666 & ~before]
+
+
+def test_temporary_files_are_not_opened_through_links(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
+    content = paths[0].read_bytes()
+    for name in ("x.safetensors.part", "x.safetensors.index.json.part", "s.state.part", "x-00001-of-00005.safetensors"):
+        (tmp_path / name).symlink_to(paths[0])
+    for size in ("300KB", "5GB"):
+        fastagg.aggregate_files("fedawa", center, paths, tmp_path / "x.safetensors", state=tmp_path / "s.state",
+                                shard_size=size)  # fmt: skip
+    assert paths[0].read_bytes() == content
+    (tmp_path / "x.safetensors.lock").symlink_to(paths[0])
+    with pytest.raises(InputError, match="cannot lock"):
+        fastagg.aggregate_files("fedawa", center, paths, tmp_path / "x.safetensors")
+
+
+def test_a_mapped_temporary_file_is_locked(tmp_path):
+    """Its descriptor is closed early, for there may be more files than descriptors"""
+    part = PartFile(tmp_path / "x", [("a", torch.float32, torch.Size([3]))], 100)
+    assert part.new.fd < 0
+    assert files.stale(tmp_path / "x") == []
+    part.tensors = part.memory = None
+    assert files.stale(tmp_path / "x") == [part.new.path]
+
+
+def test_names_of_clients_and_parts(tmp_path):
+    center, paths = write_round(tmp_path / "in", *make(2, CUT))
     with pytest.raises(InputError, match="is like the name of a part of client 'a'"):
         fastagg.aggregate_files("fedamp", center, paths, tmp_path / "out", client_ids=["a-00001-of-00002", "a"])
 

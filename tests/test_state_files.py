@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -101,6 +102,51 @@ def test_a_failed_write_leaves_the_former_file(tmp_path, monkeypatch):
     one.save(path)
     assert path.read_bytes() != content
     assert list(tmp_path.iterdir()) == [path]  # nothing is left of the attempt that failed
+
+
+def test_a_flipped_bit_is_found(tmp_path):
+    path = tmp_path / "x"
+    files.save(path, {"x": torch.arange(3.0), "text": '"fastagg.sha256": "0', "n": 5})
+    content = path.read_bytes()
+    for i in range(0, len(content), 3):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
+        with pytest.raises(fastagg.InputError, match="x is not a file that fastagg saved, or is damaged"):
+            files.load(path)
+    path.write_bytes(content)
+    assert files.load(path)["n"] == 5
+
+
+def test_two_writers_and_a_reader(tmp_path):
+    """The last one wins; a reader sees the state of one of them, whole"""
+    path, failed = tmp_path / "x", []
+
+    def save(value):
+        try:
+            for _ in range(30):
+                files.save(path, {"a": torch.full((5000,), value), "b": torch.full((5000,), value)})
+        except BaseException as error:
+            failed.append(error)
+
+    save(0.0)
+    threads = [threading.Thread(target=save, args=(value,)) for value in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = files.load(path)
+        assert torch.equal(found["a"], found["b"])
+        assert len(found["a"].unique()) == 1
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "device"])
+def test_only_files_are_loaded(kind, tmp_path):
+    path = tmp_path / "x"
+    {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
+    with pytest.raises(fastagg.InputError, match="x is not a regular file"):
+        files.load(path)
 
 
 def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
@@ -226,6 +272,9 @@ def test_an_error_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: .*x\.json"):
         files.write_json(tmp_path / "x.json", {})
     assert os.listdir(tmp_path) == []
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError, match=r"none/x\.json'$"):
+        files.write_json(tmp_path / "none" / "x.json", {})
 
 
 HOLDER = """

@@ -20,14 +20,16 @@ ABOUT = """Aggregates models in safetensors files into a new one, without ever h
   fastagg aggregate --method fedawa --global g.safetensors clients/*.safetensors -o new.safetensors --sizes sizes.json
 
       one round of FedAWA. A client's id is its file's name without the ending; sizes.json is {"id": samples, ..} or a
-      list in the order of the files. new.safetensors is there when all is well, or not touched at all.
+      list in the order of the files, and may be given here: --sizes '[600, 150]'. new.safetensors is there when all is
+      well, or not touched at all.
 
   fastagg aggregate --method fedawa --opt layerwise=true --state fedawa.state --global g.safetensors -o g.safetensors \\
       clients/*.safetensors
 
       a round of many: what the method remembers is kept in fedawa.state, and the global model is replaced.
 
-A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. No
+A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. A
+folder with a LoRA adapter in and a folder out: the new one has adapter_model.safetensors and adapter_config.json. No
 file may be changed while it is read. Exit codes: 0 done, 1 something is wrong with the files, 2 with the command, 130
 stopped by Ctrl-C.
 """
@@ -51,10 +53,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--opt", action="append", default=[], metavar="KEY=VALUE", help="an option of the method; repeatable"
     )
-    p.add_argument("--sizes", metavar="JSON", help="how much data each client has (default: equally much)")
+    p.add_argument(
+        "--sizes", metavar="JSON",
+        help='how much data each client has (default: equally much): {"id": 600, ..}, or a list in the order of the '
+        "files; here or in a file",
+    )  # fmt: skip
     p.add_argument(
         "--info", metavar="JSON",
-        help='what a method wants besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the files',
+        help='what a method wants besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the files; here '
+        "or in a file",
     )  # fmt: skip
     p.add_argument("--state", metavar="FILE", help="what the method remembers: read if it is there, written at the end")
     p.add_argument("--memory", default="1GB", metavar="SIZE", help="that this may take (default: 1GB)")
@@ -70,25 +77,33 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     args = parser().parse_intermixed_args(argv)  # files before and after options
+    job = None
     try:
-        return run(args)
+        job = _job(args)
+        return run(job, args)
     except UsageError as error:
         return _fail(error, 2)
-    except (InputError, OSError) as error:
+    except InputError as error:
         return _fail(error, 1)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error, 1)
     except ModuleNotFoundError as error:
         return _fail(f"--report needs {error.name}; pip install 'fastagg[sim]'", 2)
     except KeyboardInterrupt:
-        return _fail("stopped; nothing was written", 130)
+        begun = job is not None and job.begun
+        return _fail(f"stopped; {'files were being replaced, look at them' if begun else 'nothing was written'}", 130)
 
 
-def run(args: argparse.Namespace) -> int:
-    job = _job(args)
+def run(job: Job, args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_plan_text(job))
         return 0
     with Bar(args.quiet) as bar:
         result = job.run(args.state, bar, args.report)
+    if result.made_before:
+        if not args.quiet:
+            print(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
+        return 0
     if args.report:
         from fastagg.disk import report as file_report
 
@@ -106,33 +121,47 @@ def _job(args: argparse.Namespace) -> Job:
             options |= key_value(text)
         if "layers" in options:
             raise ValueError("option 'layers': a function, which only Python can give")
+        for key, value in options.items():
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise ValueError(f"option {key!r}: a number of {len(str(value))} digits is too large")
+        names = options.get("params")
+        if names is not None and not (isinstance(names, list) and all(isinstance(key, str) for key in names)):
+            raise ValueError(f"option 'params': {names!r}; expected a JSON list of the parameters' names")
         server = registry.aggregator(name, **options)
         if args.global_path is None and server.needs_global:
             raise ValueError(f"{name} needs --global, the model the clients started from")
         info = _read_json("--info", args.info) or {}
         for unknown in info.keys() - set(server.round_info):
             raise ValueError(f"--info: {name} takes no {unknown!r}{suggest(unknown, server.round_info)}")
-        return Job(
+        job = Job(
             name, args.global_path, args.clients, args.out, sizes=_read_json("--sizes", args.sizes),
             memory=args.memory, shard_size=args.shard_size, options=options | info,
         )  # fmt: skip
+        job.inputs += [Path(given) for given in (args.sizes, args.info) if given and not _is_inline(given)]
+        return job
     except InputError:
         raise
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
 
 
-def _read_json(option: str, path: str | None) -> Any:
-    if path is None:
+def _is_inline(given: str) -> bool:
+    return given.lstrip().startswith(("{", "["))
+
+
+def _read_json(option: str, given: str | None) -> Any:
+    """JSON from a file, or as it stands on the command line"""
+    if given is None:
         return None
+    name = option if _is_inline(given) else f"{option} {given}"
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(given if _is_inline(given) else Path(given).read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{option} {path}: {error.strerror or error}") from error
+        raise InputError(f"{name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{option} {path} is not JSON: {error}") from error
+        raise InputError(f"{name} is not JSON: {error}") from error
     if not isinstance(content, dict if option == "--info" else dict | list):
-        raise InputError(f"{option} {path}: expected an object{' or a list' if option == '--sizes' else ''}")
+        raise InputError(f"{name}: expected an object{' or a list' if option == '--sizes' else ''}")
     return content
 
 

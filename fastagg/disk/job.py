@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import torch
 from fastagg import registry
 from fastagg.disk.mapped import MappedModel, open_model
 from fastagg.disk.slabs import slabs_of
+from fastagg.disk.state import StateFile, fingerprint
 from fastagg.disk.streamed import Progress, Streamed
-from fastagg.disk.target import Target, Writing, parts_of
+from fastagg.disk.target import Target, Writing, parts_of, places
 from fastagg.disk.written import shards_of
 from fastagg.gram import Gram
 from fastagg.methods.common import Aggregator, suggest
@@ -35,6 +38,7 @@ class FileResult:
 
     paths      the files written: a model, or the index of a sharded one; by client or cluster where there are several
     weights    the clients' weights in the order of clients, [K] or [L, K]; of several models .mixing, [M, K]
+    made_before   an earlier call made this round, and was stopped before its state was in its place; now it is
     """
 
     method: str
@@ -49,6 +53,7 @@ class FileResult:
     passes: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
+    made_before: bool = False
 
 
 def aggregate_files(
@@ -63,11 +68,12 @@ def aggregate_files(
                  (label_dist, local_steps ..) are options too: an entry for each client, in a list or by client id.
     paths        .safetensors files, indices of sharded models, or folders with one of these. No file may be changed
                  meanwhile.
-    out_path     a .safetensors file, or a folder, which gets model.safetensors; where there are several models, the
-                 folder of all. It is replaced at the end, whole, and may be the global model's, but no client's.
+    out_path     a .safetensors file, or a folder, which gets model.safetensors (of adapters adapter_model.safetensors
+                 and adapter_config.json); where there are several models, the folder of all. It is replaced at the end,
+                 whole, and may be the global model's, but no client's.
     sizes        how much data each client has, in a list or by client id; default: equally much
     client_ids   default: a file's name without its ending, or the name of the folder given
-    state        file with what the method remembers: loaded if it is there, saved when the new model is in its place
+    state        file with what the method remembers: loaded if it is there, and replaced together with the model
     memory       that this may take, in bytes or as "500MB"; the clients' number times that of tensors takes some too
     shard_size   a model larger than this is written as several files and an index
     progress     function (what is being done, bytes read, bytes in all)
@@ -104,8 +110,12 @@ class Job:
             name: by_client(name, value, self.ids, self.server.client_axis) if name in self.server.per_client else value
             for name, value in info.items()
         }
-        self.target = Target(Path(out_path), self.server.gives, self.ids)
-        self.target.check(self.clients, self.shape_of.bytes)
+        self.target = Target(Path(out_path), self.server.gives, self.ids, self.shape_of)
+        self.target.check(self.clients, self.center, self.shape_of.bytes)
+        models = [*self.clients, *([self.center] if self.center else [])]
+        self.inputs = [path for model in models for path in (model.path, *(file.path for file in model.files))]
+        self.state: StateFile | None = None
+        self.begun = False  # to replace files
         self._check_memory()
 
     @property
@@ -118,15 +128,28 @@ class Job:
         return None if self.center is None else self.center.tensors, [client.tensors for client in self.clients]
 
     def run(self, state=None, progress: Progress | None = None, report=None) -> FileResult:
-        began = time.perf_counter()
         if report is not None:
             from fastagg.disk import report as file_report  # now: what it needs may be missing
-        if state is not None:
-            self.target.refuse(Path(state), "the state")
-            if not Path(state).absolute().parent.is_dir():
-                raise InputError(f"{state}: there is no such folder")
-            if Path(state).exists():
-                self.server.load(state)
+
+            for path in file_report.paths(Path(report)):
+                self._check_free(path, "the report", [] if state is None else [Path(state)])
+        if state is None:
+            return self._round(progress, report)
+        self._check_free(Path(state), "the state")
+        self.state = StateFile(Path(state))
+        try:
+            ahead = self.state.catch_up(self.center)
+            if self.state.tree is not None:
+                self.server.load_state_dict(self.state.tree)
+            if ahead and self.target.is_output(self.center.path) and self._fingerprint() == self._said("inputs"):
+                return self._made_before()
+            return self._round(progress, report)
+        finally:
+            self.state.release()
+            self.state = None
+
+    def _round(self, progress: Progress | None, report) -> FileResult:
+        began = time.perf_counter()
         writing = Writing(self.target, self.shard_size, self._metadata)
         access = self._access(writing, progress)
         g, clients = self.tensors
@@ -139,18 +162,50 @@ class Job:
                 took_part = [sd for sd, name in zip(clients, self.ids, strict=True) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
                 result.gram = access.gram(access.build(g, took_part, **options), False)
+            if report is not None:  # before the model: a round that is complete must not end with an error
+                from fastagg.disk import report as file_report
+
+                file_report.save(result, Path(report))
+            if self.state is not None:
+                after = copy.copy(self.server)
+                after._memory = memory
+                self.state.prepare(after.state_dict())
             result.paths = writing.place(found)
         except BaseException:
             writing.discard()
+            self.begun = writing.begun
+            if self.state is not None and not writing.begun:
+                self.state.discard()
             raise
+        self.begun = True
+        if self.state is not None:
+            self.state.place()
         self.server._memory = memory
-        if state is not None:
-            self.server.save(state)
         result.passes, result.bytes_read = access.passes, access.bytes_read
         result.seconds = time.perf_counter() - began
-        if report is not None:
-            file_report.save(result, Path(report))
         return result
+
+    def _made_before(self) -> FileResult:
+        """The result of a round whose model is in its place, from what the file says of it"""
+        result = FileResult(self.server.name, self.ids, {self.target.stems[0]: self.center.path}, made_before=True)
+        with suppress(TypeError, ValueError):
+            result.dropped = json.loads(self._said("dropped"))
+            result.weights = torch.tensor(json.loads(self._said("weights")), dtype=torch.float64)
+        return result
+
+    def _said(self, key: str) -> str | None:
+        return self.center.metadata.get(f"fastagg.{key}")
+
+    def _fingerprint(self) -> str:
+        return fingerprint([self.server.name, self.options, self.ids], self.clients)
+
+    def _check_free(self, path: Path, what: str, more: Sequence[Path] = ()) -> None:
+        """That a file we write besides the models replaces nothing that is read, and no new model replaces it"""
+        self.target.refuse(path, what)
+        here = path.parent.resolve() / path.name
+        for other in (*self.inputs, *more):
+            if here in places(other):
+                raise InputError(f"{path}: {what} would replace {other}, which is used here: write it somewhere else")
 
     def plan(self) -> dict[str, Any]:
         """What would be read and written; raises where the models do not fit each other"""
@@ -182,6 +237,8 @@ class Job:
             "version": __version__, "method": self.server.name, "options": json.dumps(self.options, default=str),
             "clients": json.dumps(self.ids), "dropped": json.dumps(list(dropped)),
         }  # fmt: skip
+        if self.state is not None:
+            about |= self.state.metadata() | {"inputs": self._fingerprint()}
         if weights.size <= MOST_LISTED:
             about["weights"] = json.dumps(weights.tolist())
             if weights.ndim == 2:
@@ -226,17 +283,25 @@ def byte_count(name: str, value: int | str) -> int:
 
 
 def by_client(name: str, given: Any, ids: list[Any], axis: int = 0) -> Any:
-    """What was given by client id, in the order of the ids; all else as it is"""
+    """What was given by client id, in the order of the ids, and lists, as an array; all else as it is"""
     if not isinstance(given, Mapping):
-        return given
+        return _numbers(name, given) if isinstance(given, list | tuple | str | int | float) else given
     for client in ids:
         if client not in given:
             raise InputError(f"{name}: there is none for client {client!r}")
     for unknown in given.keys() - set(ids):
         raise InputError(f"{name}: {unknown!r} is not a client{suggest(str(unknown), map(str, ids))}")
+    values = [_numbers(name, given[client]) for client in ids]
     try:
-        return np.stack([np.asarray(given[client], dtype=np.float64) for client in ids], axis=axis)
-    except (TypeError, ValueError) as error:
+        return np.stack(values, axis=axis)
+    except ValueError as error:
+        raise InputError(f"{name}: expected numbers, as many for every client ({error})") from error
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name}: expected numbers, as many for every client ({error})") from error
 
 

@@ -11,11 +11,10 @@ import ctypes
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,13 +34,11 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise InputError(f"{path} is not a file")
-            with safe_open(path, framework="np"):
-                pass
-            with open(path, "rb") as file:
+            with files.open_regular(path) as file:  # first: the library would wait for a FIFO's writer
+                with safe_open(path, framework="np"):
+                    pass
                 self.form = _form(os.fstat(file.fileno()))
-                header, start = _read_header(file, self.form[0])
+                header, start = _read_header(path, file, self.form[0])
                 memory = paging.mapped(file.fileno(), self.form[0])
         except SafetensorError as error:
             raise InputError(f"{path} is not a good safetensors file: {error}") from error
@@ -135,7 +132,11 @@ def open_model(path: str | os.PathLike) -> MappedModel:
 def read_index(path: Path) -> dict[str, str]:
     """Which file each tensor is in, by plain names of files beside the index"""
     try:
-        content = _parse(path, path.read_bytes())
+        with files.open_regular(path) as file:
+            text = file.read(LONGEST_HEADER + 1)
+        if len(text) > LONGEST_HEADER:
+            raise InputError(f"{path} is longer than {LONGEST_HEADER} bytes: it is not an index")
+        content = _parse(path, text)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     listed = content.get("weight_map")
@@ -148,7 +149,12 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _shards_of(index: Path) -> list[Path]:
-    return [index.parent / name for name in sorted(set(read_index(index).values()))]
+    shards = [index.parent / name for name in sorted(set(read_index(index).values()))]
+    folder = index.parent.resolve()
+    for shard in shards:  # who wrote the index and the links may not be allowed to read what they point to
+        if shard.is_symlink() and shard.resolve().parent != folder:
+            raise InputError(f"{shard} is a link to a file outside of its folder: copy that file here")
+    return shards
 
 
 def _model_in(path: Path) -> Path:
@@ -166,14 +172,12 @@ def _model_in(path: Path) -> Path:
     raise InputError(f"{path} is a folder without a .safetensors file")
 
 
-def _read_header(file: Any, size: int) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """The header, and where the tensors' bytes begin"""
     length = int.from_bytes(file.read(8), "little")
     if length > min(LONGEST_HEADER, size - 8):
-        raise InputError(
-            f"{file.name}: its header of {length} bytes is longer than the file, or than the format allows"
-        )
-    return _parse(Path(file.name), file.read(length)), 8 + length
+        raise InputError(f"{path}: its header of {length} bytes is longer than the file, or than the format allows")
+    return _parse(path, file.read(length)), 8 + length
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

@@ -64,10 +64,15 @@ def text(result: FileResult) -> str:
     return "\n".join(lines)
 
 
-def save(result: FileResult, place: Path) -> None:
+def paths(place: Path) -> tuple[Path, Path]:
     """cosine.png and report.json in a folder; or a .png of any name, and a .json beside it"""
-    picture = place if place.suffix == ".png" else place / "cosine.png"
-    table = place.with_suffix(".json") if place.suffix == ".png" else place / "report.json"
+    if place.suffix == ".png":
+        return place, place.with_suffix(".json")
+    return place / "cosine.png", place / "report.json"
+
+
+def save(result: FileResult, place: Path) -> None:
+    picture, table = paths(place)
     picture.parent.mkdir(parents=True, exist_ok=True)
     facts = numbers(result)
     files.write_json(table, facts)

@@ -15,22 +15,31 @@ import torch
 
 from fastagg import files
 from fastagg.disk.mapped import INDEX, MappedModel, read_index
-from fastagg.disk.written import ModelWriter
+from fastagg.disk.written import SHARD, ModelWriter
 from fastagg.result import Result
 from fastagg.table import InputError, Table
 
-FORM = re.compile(r"(.*?)((-b)?-\d{5}-of-\d{5})?\.safetensors(\.index\.json|\.part)?", re.DOTALL)  # of a model's files
+FORM = re.compile(rf"(.*?)({SHARD})?\.safetensors(\.index\.json)?", re.DOTALL)  # of the names of a model's files
+ADAPTER = "adapter_model"  # what PEFT calls the file, and what it wants beside it
+ADAPTER_CONFIG = "adapter_config.json"
+CLUSTERS = "clusters.json"
+SEVERAL = "fastagg"  # temporary files are named after this where a run gives several models
 
 
 class Target:
     """A file, or a folder: of one model, of one per client, or of one per cluster"""
 
-    def __init__(self, path: Path, gives: str, ids: list[Any]) -> None:
+    def __init__(self, path: Path, gives: str, ids: list[Any], form: MappedModel) -> None:
+        """form: the model that sets the form of the new ones"""
         self.path, self.gives, self.ids = path, gives, ids
         is_file = path.name.endswith(".safetensors") and not path.is_dir()
         if is_file and gives != "global":
             raise InputError(f"{path}: there will be several models, name a folder for them")
-        self.folder, stem = (path.parent, path.name.removesuffix(".safetensors")) if is_file else (path, "model")
+        if not is_file and re.match(r"\.[A-Za-z]", path.suffix) and not path.is_dir():  # out.pt, but not v1.0
+            raise InputError(f"{path}: expected a .safetensors file or a folder; make it if it is to be a folder")
+        kind = FORM.fullmatch(form.path.name)
+        stem = ADAPTER if kind and kind[1] == ADAPTER else "model"
+        self.folder, stem = (path.parent, path.name.removesuffix(".safetensors")) if is_file else (path, stem)
         if is_file and not self.folder.is_dir():
             raise InputError(f"{path}: there is no folder {self.folder}")
         self.stems = [str(name) for name in ids] if gives == "personalised" else [stem]
@@ -43,15 +52,23 @@ class Target:
                 raise InputError(f"client id {name!r} is like the name of a part of client {whose!r}'s model")
         if len(set(self.stems)) < len(self.stems):
             raise InputError("two client ids are the same as names of files")
+        self.beside: dict[str, bytes] = {}  # other files that a new model needs in its folder
+        config = form.path.with_name(ADAPTER_CONFIG)
+        if self.stems == [ADAPTER] and config.exists() and config.resolve() != (self.folder / ADAPTER_CONFIG).resolve():
+            with files.open_regular(config) as file:
+                self.beside[ADAPTER_CONFIG] = file.read()
 
-    def check(self, clients: list[MappedModel], size: int) -> None:
-        """That no client is replaced, that what is replaced is understood, and that there is room for such models"""
+    def check(self, clients: list[MappedModel], center: MappedModel | None, size: int) -> None:
+        """That no input is replaced, that what is replaced is understood, and that there is room for such models"""
         for stem in self.stems:
             if (self.folder / (stem + INDEX)).exists():
                 read_index(self.folder / (stem + INDEX))
         for client in clients:
             for path in (client.path, *(file.path for file in client.files)):
                 self.refuse(path, "a client")
+        if center is not None and not self.is_output(center.path):
+            for path in (center.path, *(file.path for file in center.files)):
+                self.refuse(path, "the global model")
         where = next(folder for folder in (self.folder.absolute(), *self.folder.absolute().parents) if folder.exists())
         if not where.is_dir():
             raise InputError(f"{self.path}: {where} is not a folder")
@@ -61,12 +78,32 @@ class Target:
 
     def refuse(self, path: Path, what: str) -> None:
         """Raises when writing the new models would replace this file"""
-        for place in (path.parent.resolve() / path.name, path.resolve()):  # a link, and what it points to
-            form = FORM.fullmatch(place.name)
-            if form is None or place.parent != self.folder.resolve():
-                continue
-            if form[1] in self.stems or (self.gives == "clusters" and re.fullmatch(r"cluster-\d+", form[1])):
+        for place in places(path):
+            if place.parent == self.folder.resolve() and self._replaces(place.name):
                 raise InputError(f"{place} is {what}, and a new model would take its place: write it somewhere else")
+
+    def _replaces(self, name: str) -> bool:
+        """Whether a file of this name in the folder may be replaced or removed"""
+        if name in self.beside or (self.gives == "clusters" and name == CLUSTERS):
+            return True
+        form = FORM.fullmatch(files.target_of(name) or name)
+        if form is None:
+            return False
+        if form[1] in self.stems or (self.gives == "clusters" and re.fullmatch(r"cluster-\d+", form[1])):
+            return True
+        return form[1] == SEVERAL and files.target_of(name) is not None
+
+    def is_output(self, path: Path) -> bool:
+        """Whether a model is the very one that the new one replaces"""
+        if self.gives != "global":
+            return False
+        out = [self.folder.resolve() / (self.stems[0] + ending) for ending in (".safetensors", INDEX)]
+        return any(place in out for place in places(path))
+
+
+def places(path: Path) -> list[Path]:
+    """Where a file is: that of a link, and that of what it points to"""
+    return [path.parent.resolve() / path.name, path.resolve()]
 
 
 class Writing:
@@ -79,6 +116,7 @@ class Writing:
         self.target, self.shard_size, self.metadata = target, shard_size, metadata
         self.writers: list[ModelWriter] = []
         self.lock: files.Lock | None = None
+        self.begun = False  # to replace the former models
 
     def __call__(self, table: Table, models: int, rows: int) -> list[dict[str, torch.Tensor]]:
         self._discard_writers()  # of a try in which a client was not finite
@@ -89,9 +127,10 @@ class Writing:
             self.lock = files.Lock(target.folder / f"{name}.lock", "this output")
         longest = np.full((len(layers), len(ids)) if rows >= len(layers) else (len(ids),), -1.7976931348623157e308)
         room = len(json.dumps(self.metadata(longest, layers, ids)))
-        stems = target.stems if target.gives == "global" else [f"fastagg-{m}" for m in range(models)]
-        for stem in stems:
-            self.writers.append(ModelWriter(target.folder, stem, parts_of(table), self.shard_size, room))
+        name = target.folder / f"{target.stems[0] if target.gives == 'global' else SEVERAL}.safetensors"
+        files.remove_stale(name)
+        for _ in range(models):
+            self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room))
         return [writer.tensors for writer in self.writers]
 
     def place(self, found: Result | list) -> dict[str, Path]:
@@ -105,14 +144,14 @@ class Writing:
                 continue
             writer = next(w for w in self.writers if all(w.tensors[key] is model[key] for key in model))
             metadata = self.metadata(model.weights.numpy(), model.layers, found.dropped)
-            writer.complete(metadata)
-            ready.append((stem, writer, metadata))
-        paths = {stem: writer.place(stem, metadata) for stem, writer, metadata in ready}
+            writer.complete(stem, metadata)
+            ready.append((stem, writer))
+        for name, content in target.beside.items():
+            files.write(target.folder / name, content)
+        self.begun = True
+        paths = {stem: writer.place() for stem, writer in ready}
         if target.gives == "clusters":
-            files.write_json(target.folder / "clusters.json", dict(zip(stems, found.clusters, strict=True)))
-        if target.gives != "global":
-            for path in target.folder.glob("fastagg-*.safetensors.part"):  # of a run that was killed
-                path.unlink(missing_ok=True)
+            files.write_json(target.folder / CLUSTERS, dict(zip(stems, found.clusters, strict=True)))
         self.lock.release()
         return paths
 

@@ -2,15 +2,20 @@
 
 A model larger than the shard size becomes several files and an index, as Hugging Face's libraries write it:
 `x-00001-of-00003.safetensors` and `x.safetensors.index.json`. The index is what makes them a model, so it is renamed
-last, and shards never take the names of those that the former index lists: where these are taken, `x-b-00001-of-..` it
-is. The former model's shards are removed after that.
+last. Shards only take names that are free: `x-b-00001-of-..` where the first ones are taken, and so on.
+
+Two kinds of shards are removed, and no others: those that the former index of this model lists, and those of a run that
+was killed before its index was in place. The temporary index of that run, which was written first, lists them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,6 +26,7 @@ from fastagg.disk.mapped import INDEX, read_index
 from fastagg.table import InputError
 
 PAGE = 4096  # tensors begin at a multiple of this, so that the header shares no page with them
+SHARD = r"(-[b-z])?-\d{5}-of-\d{5}"  # what a shard's name has after that of its model
 Part = tuple[str, torch.dtype, torch.Size]  # a tensor's name, dtype and shape
 
 
@@ -44,112 +50,124 @@ def _bytes(part: Part) -> int:
 
 
 class PartFile:
-    """A safetensors file being written: `<name>.part`, with room for a header that is not known yet"""
+    """A safetensors file being written under a temporary name, with room for a header that is not known yet"""
 
-    def __init__(self, path: Path, parts: list[Part], room: int) -> None:
-        self.path, self.parts = path, parts
+    def __init__(self, target: Path, parts: list[Part], room: int) -> None:
+        self.parts = parts
         self.start = -(-(len(files.header(parts, {})) + room) // PAGE) * PAGE
         size = self.start + sum(map(_bytes, parts))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        self.ours = True
+        self.new = files.Temporary(target)
         try:
-            os.posix_fallocate(fd, 0, size)  # a full disk is an error now, and would be a crash later
-            memory = paging.mapped(fd, size, writable=True)
+            os.posix_fallocate(self.new.fd, 0, size)  # a full disk is an error now, and would be a crash later
+            self.memory = paging.mapped(self.new.fd, size, writable=True)
         except BaseException:
-            self.discard()
+            self.new.discard()
             raise
-        finally:
-            os.close(fd)  # there may be too few descriptors for all files
+        self.new.close()  # there may be too few descriptors for all files; the mapping keeps the lock
         self.tensors, at = {}, self.start
         for part in parts:
             key, dtype, shape = part
             if count := shape.numel():
-                self.tensors[key] = torch.frombuffer(memory, dtype=dtype, count=count, offset=at).view(shape)
+                self.tensors[key] = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=at).view(shape)
             else:
                 self.tensors[key] = torch.empty(shape, dtype=dtype)
             at += _bytes(part)
 
-    def complete(self, metadata: Mapping[str, str]) -> None:
+    def complete(self, metadata: Mapping[str, str], mode: int | None) -> None:
         """Writes the header, and waits until all is on the disk"""
-        with open(self.path, "r+b") as file:
+        self.new.reopen()
+        with open(self.new.fd, "r+b", closefd=False) as file:
             file.write(files.header(self.parts, metadata, self.start))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def move(self, place: Path) -> None:
-        self.path.replace(place)
-        self.ours = False
-
-    def discard(self) -> None:
-        if self.ours:
-            self.path.unlink(missing_ok=True)
-        self.ours = False
+        self.new.complete(mode)
+        self.new.close()
 
 
 class ModelWriter:
     """One model on its way to the disk: tensors to be written, then complete(), then place()"""
 
-    def __init__(self, folder: Path, stem: str, parts: Sequence[Part], shard_size: int, room: int) -> None:
-        """room: bytes of metadata that the header can take"""
-        self.folder = folder
+    def __init__(self, target: Path, parts: Sequence[Part], shard_size: int, room: int) -> None:
+        """target: where it will be, or another file in the same folder; room: bytes of metadata in the header"""
+        self.folder = target.parent
         self.shards: list[PartFile] = []
-        shards = shards_of(parts, shard_size)
+        self.index: files.Temporary | None = None
+        self.placed: list[Path] = []  # shards without an index yet
         try:
-            for name, shard in zip(names(stem, len(shards)), shards, strict=True):
-                self.shards.append(PartFile(folder / (name + ".part"), shard, room))
+            for shard in shards_of(parts, shard_size):
+                self.shards.append(PartFile(target, shard, room))
         except OSError as error:
             self.discard()
-            raise InputError(f"{folder / stem}: cannot write there: {error.strerror or error}") from error
+            raise InputError(f"{target}: cannot write there: {error.strerror or error}") from error
         except BaseException:
             self.discard()
             raise
-        self.tensors = {key: tensor for shard in self.shards for key, tensor in shard.tensors.items()}
-        self.tensors = {key: self.tensors[key] for key, _, _ in parts}
+        tensors = {key: tensor for shard in self.shards for key, tensor in shard.tensors.items()}
+        self.tensors = {key: tensors[key] for key, _, _ in parts}
         self.bytes = sum(map(_bytes, parts))
 
-    def complete(self, metadata: Mapping[str, str]) -> None:
+    def complete(self, stem: str, metadata: Mapping[str, str]) -> None:
+        """All is on the disk, and place() has only to rename. The model gets the permissions of the former one."""
+        single, index = self.paths = self.folder / f"{stem}.safetensors", self.folder / (stem + INDEX)
+        modes = [mode for mode in (files.mode_of(single), files.mode_of(index)) if mode is not None]
+        mode = modes[0] if modes else None
         for shard in self.shards:
-            shard.complete(metadata)
+            with files.naming(single):
+                shard.complete(metadata, mode)
+        self.former = _shards_in(index, stem) if index.exists() else set()
+        self._remove_orphans(index, stem)
+        self.names = [single.name] if len(self.shards) == 1 else self._free_names(stem)
+        if len(self.shards) > 1:
+            pairs = zip(self.shards, self.names, strict=True)
+            listed = {key: name for shard, name in pairs for key in shard.tensors}
+            content = {"metadata": {**metadata, "total_size": self.bytes}, "weight_map": dict(sorted(listed.items()))}
+            with files.prepared(index, mode) as (self.index, file):
+                file.write(json.dumps(content, indent=1).encode())
+            self.index.close()  # the lock of the output protects it from here on
 
-    def place(self, stem: str, metadata: Mapping[str, str]) -> Path:
+    def place(self) -> Path:
         """Replaces the model of this name, whichever form it had; the path of the file or the index"""
-        single, index = self.folder / f"{stem}.safetensors", self.folder / (stem + INDEX)
-        former = set(read_index(index).values()) if index.exists() else set()
-        if len(self.shards) == 1:
-            self.shards[0].move(single)
+        single, index = self.paths
+        if self.index is None:
+            self.shards[0].new.place(single)
             index.unlink(missing_ok=True)
-            new, place = {single.name}, single
         else:
-            new = names(stem, len(self.shards))
-            if former & set(new):
-                new = names(stem + "-b", len(self.shards))
-            for shard, name in zip(self.shards, new, strict=True):
-                shard.move(self.folder / name)
-            listed = {part[0]: name for shard, name in zip(self.shards, new, strict=True) for part in shard.parts}
-            about = {**metadata, "total_size": self.bytes}
+            for shard, name in zip(self.shards, self.names, strict=True):
+                shard.new.place(self.folder / name)
+                self.placed.append(self.folder / name)
             files.sync_folder(self.folder)
-            files.write_json(index, {"metadata": about, "weight_map": dict(sorted(listed.items()))})
+            self.index.place()
+            self.placed = []
             single.unlink(missing_ok=True)
-            place = index
         files.sync_folder(self.folder)
-        for name in _shards_beside(self.folder, stem):  # not all that the former index names: it may be anybody's
-            if name not in new:
-                (self.folder / name).unlink(missing_ok=True)
-        return place
+        for name in self.former - set(self.names):
+            (self.folder / name).unlink(missing_ok=True)
+        return single if self.index is None else index
 
     def discard(self) -> None:
-        """Removes what has not taken its place"""
-        for shard in self.shards:
-            shard.discard()
+        """Removes what has not become part of a model"""
+        for new in [*(shard.new for shard in self.shards), *([self.index] if self.index else [])]:
+            new.discard()
+        for path in self.placed:
+            path.unlink(missing_ok=True)
+        self.placed = []
+
+    def _free_names(self, stem: str) -> list[str]:
+        for tag in ("", *(f"-{letter}" for letter in string.ascii_lowercase[1:])):
+            names = [f"{stem}{tag}-{i:05}-of-{len(self.shards):05}.safetensors" for i in range(1, len(self.shards) + 1)]
+            if not any(os.path.lexists(self.folder / name) for name in names):
+                return names
+        raise InputError(f"{self.folder / names[0]} and all other names for the parts of this model are taken")
+
+    def _remove_orphans(self, index: Path, stem: str) -> None:
+        """Shards of a run that was killed while it placed them, which no index lists"""
+        for path in files.stale(index):
+            with suppress(InputError):  # it was killed before that was complete, and before it placed any
+                for name in _shards_in(path, stem) - self.former:
+                    if not (self.folder / name).is_symlink():
+                        (self.folder / name).unlink(missing_ok=True)
+        files.remove_stale(index)
 
 
-def names(stem: str, shards: int) -> list[str]:
-    if shards == 1:
-        return [f"{stem}.safetensors"]
-    return [f"{stem}-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)]
-
-
-def _shards_beside(folder: Path, stem: str) -> set[str]:
-    """What a run that was killed may have left"""
-    ours = re.compile(re.escape(stem) + r"(-b)?-\d{5}-of-\d{5}\.safetensors(\.part)?")
-    return {name for name in os.listdir(folder) if ours.fullmatch(name)}
+def _shards_in(index: Path, stem: str) -> set[str]:
+    """The files that an index lists, those that are named like shards of this model: others may be anybody's"""
+    ours = re.compile(re.escape(stem) + SHARD + r"\.safetensors")
+    return {name for name in read_index(index).values() if ours.fullmatch(name)}
