@@ -12,6 +12,7 @@ import torch
 
 from fastagg import files
 from fastagg.cli import main
+from fastagg.sim.command import plan
 from fastagg.sim.run import read_metrics
 
 SMALL = [
@@ -104,7 +105,8 @@ def test_compare_skips_what_it_has_and_shows_earlier_runs(tmp_path, capsys):
 
 
 def test_the_same_method_twice_is_one(tmp_path, capsys):
-    assert main(["compare", "fedavg", "fedavg", *SMALL, "--out", str(tmp_path / "a")]) == 0
+    assert [o.label for o in plan("compare", {"methods": ["fedavg", "krum", "fedavg"]}).runs] == ["fedavg", "krum"]
+    assert main(["compare", "fedavg", "fedavg", *SMALL, "--jobs", "2", "--out", str(tmp_path / "a")]) == 0
     assert summaries(tmp_path / "a").keys() == {"fedavg/seed-0"}
     assert capsys.readouterr().out.count("| fedavg |") == 1
 

@@ -397,6 +397,8 @@ def test_page_needs_nothing_else(pair):
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
     assert text.count("<svg") == text.count("</svg>") == len(drawn(groups))
+    assert text.count('<div class="scroll"><svg') == len(drawn(groups))  # they scroll where the page is narrow
+    assert 'content="width=device-width, initial-scale=1"' in text
     assert "fedavg against fedawa on digits" in text
     assert "digits split over 8 clients by label with Dirichlet(0.1)" in text
 

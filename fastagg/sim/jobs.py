@@ -198,6 +198,7 @@ class Progress:
         self.names = {folder: f"{o.label}/{o.seed}" if len(todo) > 1 else o.label for o, folder in todo}
         self.shown: dict[Path, str] = {}
         self.made, self.ended = 0, 0
+        self.begun: set[Path] = set()
         self.first = 0.0  # when the first round was made: from there on time is measured
         self.said = time.monotonic()
         self.wanted, self.bar = wanted and sys.stderr is not None, None
@@ -211,6 +212,7 @@ class Progress:
     def show(self, folder: Path, record: dict[str, Any]) -> None:
         """A round was made"""
         self.made += 1
+        self.begun.add(folder)
         self.first = self.first or time.monotonic()
         self.at[folder] = record["round"]  # a run that goes on does not begin at 0
         accuracy = record["personal_accuracy"] if record["accuracy"] is None else record["accuracy"]
@@ -237,11 +239,11 @@ class Progress:
             print(f"{done}{runs}; {', '.join(parts)}", file=sys.stderr, flush=True)
 
     def left(self) -> float | None:
-        """Seconds, if rounds go on as they did; None before the second round"""
-        if self.made < 2:
+        """Seconds, if rounds go on as they did; None until a run has made its second round"""
+        timed = self.made - len(self.begun)  # of each run's first round it is not known when it began
+        if timed < 1:
             return None
-        pace = (time.monotonic() - self.first) / (self.made - 1)
-        return pace * (sum(self.last.values()) - sum(self.at.values()))
+        return (time.monotonic() - self.first) / timed * (sum(self.last.values()) - sum(self.at.values()))
 
     def __enter__(self) -> Progress:
         return self
