@@ -89,8 +89,8 @@ def test_methods(capsys):
     [fednova] = [m for m in listed if m["name"] == "fednova"]
     assert fednova["options"]["momentum"] == 0.0
     assert fednova["round_info"] == ["local_steps"]
-    assert main(["methods", "fedaw4"]) == 2
-    assert "no method 'fedaw4'; did you mean 'fedawa'?" in capsys.readouterr().err
+    assert main(["methods", "krumm"]) == 2
+    assert "no method 'krumm'; did you mean 'krum'?" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_error():
