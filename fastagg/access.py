@@ -51,7 +51,7 @@ class Memory:
 
     def combine(self, table: Table, rule: str, results: list[Result]) -> None:
         """Replaces tensors of the results by what a rule of fastagg.elementwise gives for the table's clients"""
-        not_finite = np.zeros(table.T, np.uint8)
+        not_finite = torch.zeros(table.T, dtype=torch.uint8, device="cpu")  # the rules look on the host
         for t in np.flatnonzero(elementwise.used_by(rule, table.layout)):
             key = table.layout.keys[t]
             outs = [as_tensor(result[key], "the result", key) for result in results]

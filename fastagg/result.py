@@ -154,7 +154,7 @@ _apart: set[tuple] = set()  # calls, by their addresses, whose outputs are known
 
 def _check_overlap(table: Table, address: np.ndarray) -> None:  # address [T, M]
     where = address, table.client_address, table.center_address
-    call = table.layout, table.center is None, *table.copied, *((a.shape, a.tobytes()) for a in where)
+    call = table.layout, table.center is None, *table.other_inputs, *((a.shape, a.tobytes()) for a in where)
     if call in _apart:
         return
     _look_for_overlap(table, address)

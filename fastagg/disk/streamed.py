@@ -95,8 +95,8 @@ class Streamed(Memory):
 
         def compute(slab: Slab) -> None:
             clients = [Pieces(client, slab) for client in table.clients]
-            tensors, _ = outs.of(slab)
-            for p, t in enumerate(slab.t):
+            tensors = outs.of(slab)
+            for p, t in enumerate(slab.t.tolist()):
                 good = elementwise.combine(rule, [c[p] for c in clients], [out[p] for out in tensors])
                 outs.not_finite[t] |= not good
 
