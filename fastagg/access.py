@@ -52,10 +52,11 @@ class Memory:
     def combine(self, table: Table, rule: str, results: list[Result]) -> None:
         """Replaces tensors of the results by what a rule of fastagg.elementwise gives for the table's clients"""
         not_finite = torch.zeros(table.T, dtype=torch.uint8, device="cpu")  # the rules look on the host
-        for t in np.flatnonzero(elementwise.used_by(rule, table.layout)):
-            key = table.layout.keys[t]
-            outs = [as_tensor(result[key], "the result", key) for result in results]
-            not_finite[t] = not elementwise.combine(rule, [client[t] for client in table.clients], outs)
+        keys = table.layout.keys
+        for group in elementwise.groups(elementwise.used_by(rule, table.layout), table.layout, table.K):
+            outs = [[as_tensor(result[keys[t]], "the result", keys[t]) for t in group] for result in results]
+            clients = [[client[t] for t in group] for client in table.clients]
+            not_finite.numpy()[group] = elementwise.combine_several(rule, clients, outs)
         finite.check_outputs(table, not_finite)
 
     def mean_updates(self, table: Table, n: np.ndarray, used: np.ndarray) -> dict[int, torch.Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fastagg.forked import one_thread
 from fastagg.table import FLOATING, Layout
 
 AT_ONCE = 1 << 20  # elements of all clients together that are copied at a time
@@ -20,6 +21,44 @@ def used_by(rule: str, layout: Layout) -> np.ndarray:
     if rule == "median":
         return ~layout.is_param
     return np.array([dtype not in FLOATING for dtype in layout.dtypes], dtype=bool)
+
+
+def groups(used: np.ndarray, layout: Layout, clients: int) -> list[list[int]]:
+    """The tensors used, [T] bool, in runs of one dtype that are small enough to be computed with at once.
+
+    A model has many tiny buffers: one by one, the calls would cost more than the arithmetic.
+    """
+    found: list[list[int]] = []
+    filled: dict[torch.dtype, int] = {}
+    last: dict[torch.dtype, list[int]] = {}
+    for t in np.flatnonzero(used).tolist():
+        dtype, size = layout.dtypes[t], int(layout.numel[t]) * clients
+        if dtype not in last or filled[dtype] + size > AT_ONCE:
+            last[dtype], filled[dtype] = [], 0
+            found.append(last[dtype])
+        last[dtype].append(t)
+        filled[dtype] += size
+    return found
+
+
+@one_thread()
+def combine_several(
+    rule: str, clients: Sequence[Sequence[torch.Tensor]], outs: Sequence[Sequence[torch.Tensor]]
+) -> np.ndarray:
+    """combine() for several tensors of a dtype: clients [K][n], outs [M][n]. [n] bool: where a client is not finite."""
+    if len(clients[0]) == 1:
+        return np.array([not combine(rule, [c[0] for c in clients], [o[0] for o in outs])])
+    with torch.no_grad():
+        whole = [torch.cat([x if x.dim() == 1 else x.reshape(-1) for x in tensors]) for tensors in clients]
+        result = torch.empty_like(whole[0])
+    good = combine(rule, whole, [result])
+    sizes = [x.numel() for x in clients[0]]
+    for tensors in outs:
+        for out, part in zip(tensors, result.split(sizes), strict=True):
+            out.copy_(part.view(out.shape))
+    if good:
+        return np.zeros(len(sizes), dtype=bool)
+    return np.array([not all(bool(torch.isfinite(c[i]).all()) for c in clients) for i in range(len(sizes))])
 
 
 def combine(rule: str, clients: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> bool:

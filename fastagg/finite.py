@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg.forked import one_thread
 from fastagg.gram import Gram
 from fastagg.table import FLOATING, InputError, Table
 
@@ -25,6 +27,13 @@ class NonFiniteError(InputError):
     def __init__(self, message: str, clients: Sequence[int]) -> None:
         super().__init__(message)
         self.clients = list(clients)
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.clients)
+
+
+class OutOfRangeError(NonFiniteError):
+    """Clients that are finite, and so large that a round's numbers are not."""
 
 
 def check_gram(table: Table, gram: Gram) -> None:
@@ -97,9 +106,10 @@ def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
     if not len(clients):
         return InputError(words)
     names = listed([table.name(k) for k in clients])
-    return NonFiniteError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", table.given(clients))
+    return OutOfRangeError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", table.given(clients))
 
 
+@one_thread()
 def _largest(tensor: torch.Tensor) -> float:
     return max((float(part.abs().max()) for part in tensor.detach().reshape(-1).split(1 << 20)), default=0.0)
 

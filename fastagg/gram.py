@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg.forked import one_thread
+
 # A squared distance below this many epsilons of the squares that it is the difference of has lost its digits: for
 # float32, where distances are under 3 % of the updates' lengths and an entry's error of 1e-7 is one of 1e-4 in them.
 LOST = 2.0**13
@@ -42,6 +44,7 @@ class Gram:
     def layerwise(self) -> bool:
         return self.matrix.dim() == 3
 
+    @one_thread()
     def model(self) -> Gram:
         """The Gram of the whole model: the sum over layers, in their order."""
         if not self.layerwise:
@@ -60,12 +63,14 @@ class Gram:
         """The Gram of those who took part only"""
         return self.part(self.took_part) if self.absent else self
 
+    @one_thread()
     def part(self, clients: Sequence[int]) -> Gram:
         """The Gram of some of the clients, in this order"""
         at = torch.tensor([0, *(k + 1 for k in clients)], device=self.matrix.device)
         matrix = self.matrix.index_select(-2, at).index_select(-1, at)
         return Gram(matrix, self.numel, self.layers, [i for i, k in enumerate(clients) if k in self.absent])
 
+    @one_thread()
     def among(self, K: int, positions: Sequence[int]) -> Gram:
         """The same for K clients, of whom these are at the positions given, and the others are absent"""
         at = torch.tensor([0, *(k + 1 for k in positions)], device=self.matrix.device)
@@ -77,19 +82,23 @@ class Gram:
         """<d_i, d_j>: [K, K]"""
         return self.matrix[..., 1:, 1:]
 
+    @one_thread()
     def models(self) -> Tensor:
         """<w_i, w_j>: [K, K]"""
         c, b = self.matrix[..., :1, :1], self.matrix[..., 0, 1:]
         return c + b[..., :, None] + b[..., None, :] + self.updates()
 
+    @one_thread()
     def norms(self) -> Tensor:
         """||d_k||, the length of each client's update, which is its distance to the global model: [K]"""
         return self._squares(self.updates()).sqrt()
 
+    @one_thread()
     def distances(self) -> Tensor:
         """||w_i - w_j||: [K, K]"""
         return self.squared_distances().sqrt()
 
+    @one_thread()
     def squared_distances(self) -> Tensor:
         """||w_i - w_j||^2: [K, K], zero where they are equal up to what float64 can tell"""
         G = self.updates()
@@ -98,6 +107,7 @@ class Gram:
         d = scale - 2 * G
         return torch.where(d <= 1e-14 * scale, 0.0, d)  # NaN stays NaN
 
+    @one_thread()
     def clients_in_the_middle(self, epsilon: float) -> np.ndarray:
         """Which client a second Gram is to be centred on because distances have lost their digits in this one: [1], or
         [L] when layer-wise; -1 where they have not.
@@ -117,6 +127,7 @@ class Gram:
         typical = np.partition(near, middle, axis=-1)[..., middle]
         return np.where(typical.min(-1) < LOST * epsilon, typical.argmin(-1), -1)
 
+    @one_thread()
     def cosine(self, of: str = "updates") -> Tensor:
         """cos(d_i, d_j) of="updates", cos(w_i, w_j) of="models": [K, K]; cos(w_k, g) of="global": [K]"""
         if of == "updates":
@@ -129,6 +140,7 @@ class Gram:
             return _divide(c + b, lengths * c.sqrt()).clamp(-1, 1)
         raise ValueError(f"cosine of {of!r}: expected 'updates', 'models' or 'global'")
 
+    @one_thread()
     def gaussian(self, sigma: float | Tensor | None = None) -> Tensor:
         """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
         squares = self.squared_distances()
@@ -142,6 +154,7 @@ class Gram:
         wide = 2 * sigma[..., None, None] ** 2
         return torch.exp(-torch.where(squares == 0, 0.0, squares / wide))  # equal clients: 1, also where sigma is 0
 
+    @one_thread()
     def projection(self, weights: Tensor | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
         G = self.updates()

@@ -1,4 +1,5 @@
-"""The kernels as torch.library operators, so that autograd and torch.compile see them.
+"""The kernels as torch.library operators, so that autograd and torch.compile see them. `import fastagg.ops` registers
+them; `import fastagg` alone does so only when it comes after `import torch`, or once a name of fastagg was used.
 
     fastagg::gram(center, clients, layer, layers, per_layer) -> [L or 1, K+1, K+1] float64
     fastagg::mix(clients, weights [S, M, K], row) -> M * T tensors                  differentiable
@@ -30,7 +31,9 @@ def _op(name: str, schema: str):
 
 def _table(center: Sequence[Tensor] | None, clients: Sequence[Tensor], T: int) -> Table:
     """The table of flat lists: tensor t is key str(t)"""
-    return tables.build(None if center is None else _models("center", center, T)[0], _models("client", clients, T))
+    center_sd = None if center is None else _models("center", center, T)[0]
+    # autograd may well hand over one gradient for two outputs
+    return tables.build(center_sd, _models("client", clients, T), hints=False)
 
 
 def _models(what: str, flat: Sequence[Tensor], T: int) -> list[dict[str, Tensor]]:

@@ -139,6 +139,7 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
         address[t, m] = tensor.data_ptr()
         row[t] = tensor
     for key, tensor in zip(layout.keys, row, strict=True):
+        check_memory(tensor, who, key)  # the native scan sees storages that were freed, not those made smaller
         if tensor.requires_grad:
             raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
     return row

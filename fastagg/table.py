@@ -156,8 +156,12 @@ def build(
     params: Iterable[str] | torch.nn.Module | Chosen | None = None,
     layers: Callable[[str], str] | None = None,
     client_ids: Sequence[Any] | None = None,
+    hints: bool = True,
 ) -> Table:
-    """Checks the models against each other and returns their table. Without a global model, client 0 sets the form."""
+    """Checks the models against each other and returns their table. Without a global model, client 0 sets the form.
+
+    hints   warn of what is allowed and probably a mistake: clients that are the same tensors
+    """
     if isinstance(client_sds, Mapping) or not isinstance(client_sds, Iterable):
         what = "one mapping" if isinstance(client_sds, Mapping) else f"a {type(client_sds).__name__}"
         raise InputError(f"client_sds is {what}; expected a sequence of state dicts, one per client")
@@ -190,7 +194,8 @@ def build(
         _read(sd, layout, device, client_name(k, client_ids), client_address, k, other_inputs)
         for k, sd in enumerate(client_sds)
     ]
-    warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
+    if hints:
+        warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
     return Table(
         layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
         client_ids,

@@ -75,6 +75,6 @@ def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- speed -->\nold\n<!-- end of speed -->\nafter\n")
     monkeypatch.setattr(report, "README", readme)
-    report.publish("new \\g<0> text\n", "table\n", [])
-    assert readme.read_text() == "before\n<!-- speed -->\ntable\n<!-- end of speed -->\nafter\n"
-    assert page.read_text() == "before\n<!-- measured -->\nnew \\g<0> text\n<!-- end of measured -->\nafter\n"
+    report.publish_all("new \\g<0> text\n", "table\n", [])
+    assert readme.read_text() == "before\n<!-- speed -->\n\ntable\n\n<!-- end of speed -->\nafter\n"
+    assert page.read_text() == "before\n<!-- measured -->\n\nnew \\g<0> text\n\n<!-- end of measured -->\nafter\n"

@@ -11,6 +11,7 @@ from every_method import cohort
 
 import fastagg
 from fastagg import elementwise
+from fastagg.access import Memory
 
 ROBUST = {
     "krum": {"f": 1}, "multi_krum": {"f": 1}, "geometric_median": {"weighted": False}, "centred_clipping": {"tau": 0.5},
@@ -132,3 +133,22 @@ def test_every_client_is_looked_at():
         assert found.dropped == [4]
         rest = clients[:4] + clients[5:]
         assert_same_bits(found, fastagg.aggregator(name, **options).aggregate(g, rest))
+
+
+def test_a_layer_that_agrees_does_not_cost_a_read_of_the_others(monkeypatch):
+    """Only the layer whose distances have lost their digits is read again."""
+    generator = torch.Generator().manual_seed(0)
+    g = {"a.weight": torch.randn(50, generator=generator), "b.weight": torch.randn(500, generator=generator)}
+    clients = [
+        {"a.weight": g["a.weight"] + 1 + 1e-5 * torch.randn(50, generator=generator),
+         "b.weight": g["b.weight"] + torch.randn(500, generator=generator)}
+        for _ in range(6)
+    ]  # fmt: skip
+    read, gram = [], Memory.gram
+    monkeypatch.setattr(
+        Memory, "gram", lambda self, t, by: read.append(t.layout.gram_layer.tolist()) or gram(self, t, by)
+    )
+    result = fastagg.simagg(g, clients)
+    assert read == [[0, 1], [0, -1]]
+    wide = [{key: value.double() for key, value in sd.items()} for sd in (g, *clients)]
+    torch.testing.assert_close(result.weights, fastagg.simagg(wide[0], wide[1:]).weights, rtol=1e-5, atol=0)

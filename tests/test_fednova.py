@@ -183,3 +183,15 @@ def test_state():
     server.load_state_dict(server.state_dict())
     with pytest.raises(fastagg.InputError, match="fednova state"):
         server.load_state_dict({"method": "fedavg"})
+
+
+@pytest.mark.parametrize("steps", [1e308, 1e45])
+def test_steps_are_blamed_before_a_client_with_the_only_value_of_a_tensor(steps):
+    generator = torch.Generator().manual_seed(0)
+    g = {"b": torch.zeros(3), "w": torch.randn(200, generator=generator)}
+    clients = [{"b": torch.zeros(3), "w": g["w"] + 0.01 * torch.randn(200, generator=generator)} for _ in range(6)]
+    clients[1]["b"] += 0.1
+    local_steps = [5, 5, 5, steps, 5, 5]
+    with pytest.raises(fastagg.NonFiniteError, match=r"^client 3: .*local steps"):
+        fastagg.fednova(g, clients, local_steps=local_steps)
+    assert fastagg.fednova(g, clients, local_steps=local_steps, on_nonfinite="drop").dropped == [3]

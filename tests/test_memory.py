@@ -51,3 +51,13 @@ def test_methods_without_a_memory_of_clients_need_no_names(name):
     server = fastagg.aggregator(name)
     for clients in (3, 2, 4):
         server.aggregate(*cohort(clients))
+
+
+@pytest.mark.parametrize("name", REMEMBER_CLIENTS)
+def test_a_loaded_state_knows_how_many_unnamed_clients_there_were(name):
+    server, loaded = (fastagg.aggregator(name, **REMEMBER_CLIENTS[name]) for _ in range(2))
+    server.aggregate(*cohort(3))
+    loaded.load_state_dict(server.state_dict())
+    with pytest.raises(fastagg.InputError, match="5 clients where there were 3 before"):
+        loaded.aggregate(*cohort(5))
+    loaded.aggregate(*cohort(3, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import pickle
 import re
 
 import numpy as np
@@ -309,3 +310,8 @@ def test_round_info_of_the_wrong_length_is_not_cut_to_fit():
     for method, info in ((fastagg.simprox, "lengths"), (fastagg.weiavg, "entropies"), (fastagg.fednova, "local_steps")):
         with pytest.raises(fastagg.InputError, match=info):
             method(g, clients, on_nonfinite="drop", **{info: [1.0] * (K + 1)})
+
+
+def test_errors_travel_between_processes():
+    error = pickle.loads(pickle.dumps(fastagg.NonFiniteError("client 3: NaN", [3])))
+    assert (str(error), error.clients) == ("client 3: NaN", [3])

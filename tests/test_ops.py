@@ -165,3 +165,11 @@ def test_dots_checks_what_it_is_given(left):
     for bad in (torch.ones(1), torch.ones(40, dtype=torch.float64)):
         with pytest.raises(fastagg.InputError, match="left: key '1' has"):
             torch.ops.fastagg.dots([torch.ones(40), bad], [torch.ones(40), torch.ones(40)], [0, 0], 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_gradient_for_two_outputs_is_no_reason_to_warn():
+    clients = [torch.randn(5, requires_grad=True) for _ in range(3)]
+    a, b = torch.ops.fastagg.mix(clients, torch.rand(1, 2, 3, dtype=torch.float64), [0])
+    torch.exp(a + b).sum().backward()
+    assert all(x.grad is not None for x in clients)

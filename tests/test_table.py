@@ -527,9 +527,10 @@ def test_memory_that_is_gone(scan, left):
         fastagg.fedawa({"w": shrunk}, clients)
 
 
-def test_out_that_was_freed(scan):
+@pytest.mark.parametrize("left", [0, 40])
+def test_out_that_was_freed_or_made_smaller(scan, left):
     freed = torch.ones(40)
-    freed.untyped_storage().resize_(0)
+    freed.untyped_storage().resize_(left)
     with pytest.raises(fastagg.InputError, match="out: key 'w' has no memory"):
         fastagg.mix([{"w": torch.ones(40)}], [1.0], out={"w": freed})
 

@@ -24,10 +24,10 @@ ABOUT = """Aggregates models in safetensors files into a new one, without ever h
       list in the order of the files, and may be given here: --sizes '[600, 150]'. new.safetensors is there when all is
       well, or not touched at all.
 
-  fastagg aggregate --method fedawa --opt layerwise=true --state fedawa.state --global g.safetensors -o g.safetensors \\
+  fastagg aggregate --method fedadam --opt lr=0.01 --state fedadam.state --global g.safetensors -o g.safetensors \\
       clients/*.safetensors
 
-      a round of many: what the method remembers is kept in fedawa.state, and the global model is replaced.
+      a round of many: what the method remembers is kept in fedadam.state, and the global model is replaced.
 
 A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. A
 folder with a LoRA adapter in and a folder out: the new one has adapter_model.safetensors and adapter_config.json. No

@@ -57,10 +57,12 @@ class Cohort:
             epsilon = 2.0**-23 if self.access.any(not _all_float64(table)) else 2.0**-52
             for _ in range(2):
                 client = gram.clients_in_the_middle(epsilon)  # [1] or [L]
-                if (client < 0).all():
+                lost = client >= 0
+                if not lost.any():
                     break
                 table = _centred(table, client[core.rows(table, layerwise)])
-                gram = self.access.gram(table, layerwise)
+                again = self.access.gram(_only(table, lost) if layerwise else table, layerwise)
+                gram = _with_layers(gram, again, lost) if layerwise else again
             self._distance_grams[layerwise] = gram
         return self._distance_grams[layerwise]
 
@@ -134,6 +136,19 @@ def _centred(table: Table, client: np.ndarray) -> Table:
         center=[models[k][t] for t, k in enumerate(client)],
         center_address=np.ascontiguousarray(address[np.arange(table.T), client]),
     )
+
+
+def _only(table: Table, layers: np.ndarray) -> Table:
+    """The table with a Gram of some of its layers only, [L] bool; the others are not read"""
+    layout = table.layout
+    gram_layer = np.where((layout.gram_layer >= 0) & layers[layout.layer], layout.gram_layer, -1).astype(np.int32)
+    return dataclasses.replace(table, layout=dataclasses.replace(layout, gram_layer=gram_layer))
+
+
+def _with_layers(gram: Gram, other: Gram, layers: np.ndarray) -> Gram:
+    """A layer-wise Gram with some layers, [L] bool, of another"""
+    chosen = torch.from_numpy(layers).to(gram.matrix.device)[:, None, None]
+    return Gram(torch.where(chosen, other.matrix, gram.matrix), gram.numel, gram.layers)
 
 
 def _all_float64(table: Table) -> bool:

@@ -35,7 +35,7 @@ class Aggregator:
     """A method with its options, and what it remembers from round to round.
 
     params         names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                   are compared by their parameters; the rest is only averaged.
+                   are compared by their parameters; the rest follows (averaged; in robust methods, medians).
     layers         function from a tensor's name to its layer's; default: the module it sits in
     on_nonfinite   clients with a NaN or an infinity, or with values so large that the round cannot be computed with
                    them: "raise" names them in a NonFiniteError; "drop" leaves them out, as if they had not been given,
@@ -136,9 +136,9 @@ class Aggregator:
 
     def _check_unnamed(self, K: int) -> None:
         """Clients without ids are known by their positions, which says nothing once the cohort has changed."""
-        known = list(self.known_clients())
-        before = self._unnamed if self._unnamed is not None else len(known)
-        if known and (self._unnamed not in (None, K) or not set(known) <= set(range(K))):
+        known = set(self.known_clients())
+        before = self._unnamed if self._unnamed is not None else len(known)  # which a loaded state does not say
+        if known and (before != K or not known <= set(range(K))):
             raise InputError(
                 f"{self.name} remembers clients by their ids, but none were given, and this round has {K} clients "
                 f"where there were {before} before: pass client_ids, one string or integer per client"

@@ -129,6 +129,8 @@ class FedAWA(Aggregator):
                 weights, after = cosine_weights(gram.matrix.cpu().numpy(), cohort.n), None
             else:
                 weights, after = solve(gram, start, self, self._distances(cohort))
+                if self.variant == "paper" and logits is None:
+                    weights = np.where(cohort.n > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log
             result = self._mix(cohort, weights, out)
         if after is not None:
             if not np.isfinite(after).all():
@@ -144,10 +146,11 @@ class FedAWA(Aggregator):
         if result.logits is None:
             return
         given, logits = round_info.get("logits"), result.logits  # [K] or [L, K]
+        mean = logits.nanmean(-1)
         for k, (client, name) in enumerate(zip(ids, ids if self.logits_by == "id" else range(len(ids)), strict=True)):
             if client in result.dropped:
                 known = float64(given)[..., k] if given is not None else self._memory.logits.get(name)
-                logits[..., k] = logits.nanmean(-1) if known is None else torch.as_tensor(known)
+                logits[..., k] = mean if known is None else torch.as_tensor(known)
 
     def _start(self, cohort: Cohort, given) -> np.ndarray:
         """Logits to start from: those given, those remembered, or the method's first"""

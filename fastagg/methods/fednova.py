@@ -49,9 +49,9 @@ class FedNova(Aggregator):
             weights = cohort.n / a * (cohort.n @ a)
         try:
             [result] = cohort.mix(weights[None], center=1 - weights.sum(), buffers=cohort.n[None], out=out)
-        except finite.NonFiniteError:
-            raise
         except InputError as error:
+            if isinstance(error, finite.NonFiniteError) and not isinstance(error, finite.OutOfRangeError):
+                raise
             raise _blaming_steps(cohort, steps, error) from error
         return describe(result, cohort, weights)
 

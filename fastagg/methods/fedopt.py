@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from fastagg import finite
+from fastagg.forked import one_thread
 from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
 from fastagg.result import Result
 from fastagg.table import FLOATING, InputError, Layout, Table, as_tensor
@@ -52,20 +53,26 @@ class ServerOptimiser(Aggregator):
         [result] = cohort.mix(n[None], out=out) if wide else cohort.mix(n[None], center=-1.0, buffers=n[None], out=out)
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
         deltas = cohort.access.mean_updates(table, n, layout.is_param) if wide else dict(values)
+        with one_thread():
+            state, found = self._advance_all(table, params, deltas, values)
+        clients = {k for t, _ in found for k in self._blamed(table, n, t)}
+        cohort.access.refuse(table, sorted(clients), f"{self.name}: {found[0][1]}" if found else "")
+        cohort.memory = state
+        return describe(result, cohort, n)
+
+    def _advance_all(self, table: Table, params, deltas, values) -> tuple[dict[str, dict[str, torch.Tensor]], list]:
+        """Writes all new values; the new moments, and what is out of range: (tensor, words)"""
         found = [(t, f"the mean update of key {key!r} is too large for {deltas[t].dtype}")
                  for t, key in params if not self._in_range(deltas[t])]  # fmt: skip
         state: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in self.moments}
         for t, key in params if not found else ():
             new, fits = self._advance(key, table.center[t].detach(), deltas.pop(t), values[t])
             if not fits:
-                found = [(t, f"the new value of key {key!r}, or a moment of it, is too large for {values[t].dtype}")]
-                break
+                words = f"the new value of key {key!r}, or a moment of it, is too large for {values[t].dtype}"
+                return state, [(t, words)]
             for moment, tensor in zip(self.moments, new, strict=True):
                 state[moment][key] = tensor
-        clients = {k for t, _ in found for k in self._blamed(table, n, t)}
-        cohort.access.refuse(table, sorted(clients), f"{self.name}: {found[0][1]}" if found else "")
-        cohort.memory = state
-        return describe(result, cohort, n)
+        return state, found
 
     def reads_twice(self, layout: Layout) -> bool:
         """Whether the mean update is computed apart from the mean, by another read of the clients"""
