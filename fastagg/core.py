@@ -41,8 +41,8 @@ def mix(
 
     weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
                   A tensor that requires grad gives a result that can be differentiated in it; clients are constants
-                  here (torch.ops.fastagg.mix, after `import fastagg.ops`, is differentiable in both). Weights on a GPU are used as they are: nobody
-                  waits for the device to see whether they are finite.
+                  here (torch.ops.fastagg.mix, after `import fastagg.ops`, is differentiable in both). Weights on a GPU
+                  are used as they are: nothing waits for the device to see whether they are finite.
     layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
     out           a former result (or list of them), written in place; must not overlap an input. When this, or a
                   method, raises because a client is not finite, out may have been written already.
