@@ -6,17 +6,35 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # `fastagg methods | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_printing()
         return 1
+    except KeyboardInterrupt:  # before a command had begun
+        return 130
+
+
+def say(text: str) -> None:
+    """Prints what comes after the work is done: a log on a full disk, or a closed pipe, is no failure of that work"""
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError):
+        _give_up_printing()
+
+
+def _give_up_printing() -> None:
+    """What is left in the buffer goes nowhere, or the interpreter would fail at its end"""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

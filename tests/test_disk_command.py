@@ -350,3 +350,41 @@ def test_the_released_fedawa_without_a_state_warns_in_one_line(files, tmp_path, 
     assert said.startswith("fastagg aggregate: fedawa: variant='released' learns over rounds")
     assert "--state" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", ["/dev/full", "pipe", "nothing"])
+def test_a_round_that_is_made_does_not_fail_because_it_cannot_be_told(files, tmp_path, closed):
+    center, paths, _ = files
+    command = ["aggregate", "--method", "fedavg", "--global", center, *paths, "-o", center]
+    shell = (
+        " ".join(map(str, [sys.executable, "-m", "fastagg", *command]))
+        + {"/dev/full": " > /dev/full", "pipe": " | true", "nothing": " >&-"}[closed]
+    )
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_adapters_configuration_is_not_read_through_a_link(tmp_path, capsys):
+    (tmp_path / "secret").write_text('{"password": 1}')
+    folders = []
+    for k in range(2):
+        folders.append(tmp_path / f"client{k}")
+        folders[-1].mkdir()
+        save_file({"a.lora_A.weight": torch.ones(2, 3)}, folders[-1] / "adapter_model.safetensors")
+    config = folders[0] / "adapter_config.json"
+    config.symlink_to(tmp_path / "secret")
+    given = ["--method", "fedavg", *folders, "-o", tmp_path / "new"]
+    assert "is a link to a file outside of its folder" in failed(capsys, 1, *given)
+    config.unlink()
+    config.write_text("[1]")
+    assert "expected a JSON object" in failed(capsys, 1, *given)
+    config.write_text('{"r": 8}')
+    assert run(*given, "--quiet") == 0
+    assert (tmp_path / "new" / "adapter_config.json").read_text() == '{"r": 8}'
+
+
+def test_a_private_global_model_stays_private(files):
+    center, paths, out = files
+    os.chmod(center, 0o600)
+    assert run("--method", "fedavg", "--global", center, *paths, "-o", out, "--quiet") == 0
+    assert os.stat(out).st_mode & 0o777 == 0o600

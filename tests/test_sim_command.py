@@ -275,3 +275,29 @@ def test_help_teaches(name, capsys):
     said = capsys.readouterr().out
     for word in ("--alpha", "--opt", "--config", "fashion-mnist", f"fastagg {name} "):
         assert word in said
+
+
+def test_a_folder_named_like_a_method_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fedavg").mkdir()
+    made = plan("compare", {"methods": ["fedavg", "./fedavg"]})
+    assert [options.method for options in made.runs] == ["fedavg"]
+    assert made.earlier == [tmp_path.__class__("fedavg")]
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "partition.json"])
+def test_a_fifo_in_a_run_folder_is_not_waited_for(name, tmp_path, capsys):
+    command = ["compare", "fedavg", *SMALL, "--out", str(tmp_path)]
+    assert main(command) == 0
+    path = tmp_path / "fedavg" / "seed-0" / name
+    path.unlink()
+    os.mkfifo(path)
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "fedavg"), "--out", str(tmp_path / "other")]) == 2
+    assert f"{path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--seed", "--rounds", "--threads"])
+def test_numbers_beyond_reason(option, tmp_path, capsys):
+    assert main(["sim", option, "9" * 30, "--out", str(tmp_path / "run")]) == 2
+    assert "expected a number" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastagg.checks import InputError, suggest
-from fastagg.cli import key_value
+from fastagg.cli import key_value, say
 
 if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
     from fastagg.disk.job import FileResult, Job
@@ -105,14 +105,14 @@ def run(job: Job, args: argparse.Namespace) -> int:
         result = job.run(args.state, bar, args.report)
     if result.made_before:
         if not args.quiet:
-            print(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
+            say(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
         return 0
     if args.report:
         from fastagg.disk import report as file_report
 
-        print(file_report.text(result))
+        say(file_report.text(result))
     if not args.quiet:
-        print(_summary(result))
+        say(_summary(result))
     return 0
 
 
@@ -212,7 +212,7 @@ class Bar:
     """How far a pass is, and how fast, on a terminal: tqdm's bar, or a line each few seconds where it is missing"""
 
     def __init__(self, quiet: bool) -> None:
-        self.shown = not quiet and sys.stderr.isatty()
+        self.shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
         self.bar: Any = None
         self.name, self.said, self.began = "", 0.0, 0.0
 

@@ -191,6 +191,7 @@ class Job:
 
     def _made_before(self) -> FileResult:
         """The result of a round whose model is in its place, from what the file says of it"""
+        self.target.tidy(self.center.path)
         result = FileResult(self.server.name, self.ids, {self.target.stems[0]: self.center.path}, made_before=True)
         with suppress(TypeError, ValueError):
             result.dropped = json.loads(self._said("dropped"))
@@ -201,7 +202,7 @@ class Job:
         return self.center.metadata.get(f"fastagg.{key}")
 
     def _fingerprint(self) -> str:
-        return fingerprint([self.server.name, self.options, self.ids], self.clients)
+        return fingerprint([self.server.name, self.options, self.ids, self.sizes, self.info], self.clients)
 
     def _check_free(self, path: Path, what: str, more: Sequence[Path] = ()) -> None:
         """That a file we write besides the models replaces nothing that is read, and no new model replaces it"""

@@ -80,7 +80,10 @@ class StateFile:
             raise InputError(
                 f"the new model is written, but {self.path} is not: {error.strerror}. Repeat the command to complete it"
             ) from error
-        files.sync_folder(self.path.absolute().parent)
+        try:
+            files.sync_folder(self.path.absolute().parent)
+        except OSError as error:  # the round is made: an error would invite to repeat it
+            LOG.warning("%s: the folder cannot be synced: %s", self.path, error.strerror)
 
     def discard(self) -> None:
         if self.new is not None:
@@ -96,7 +99,11 @@ class StateFile:
 def fingerprint(what: Any, models: Iterable[MappedModel]) -> str:
     """Tells whether a command was repeated: the same files, unchanged since"""
     forms = [[(file.path.name, *file.form[:2]) for file in model.files] for model in models]  # size and time
-    return hashlib.sha256(json.dumps([what, forms], default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([what, forms], default=_plain).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _number(metadata: dict[str, str]) -> int:

@@ -15,15 +15,30 @@ import torch
 
 from fastagg import files
 from fastagg.disk.mapped import INDEX, MappedModel, read_index
-from fastagg.disk.written import SHARD, ModelWriter
+from fastagg.disk.written import SHARD, ModelWriter, shards_in
 from fastagg.result import Result
 from fastagg.table import InputError, Table
 
 FORM = re.compile(rf"(.*?)({SHARD})?\.safetensors(\.index\.json)?", re.DOTALL)  # of the names of a model's files
 ADAPTER = "adapter_model"  # what PEFT calls the file, and what it wants beside it
+MOST_CONFIG = 1_000_000  # bytes
 ADAPTER_CONFIG = "adapter_config.json"
 CLUSTERS = "clusters.json"
 SEVERAL = "fastagg"  # temporary files are named after this where a run gives several models
+
+
+def _adapter_config(path: Path) -> bytes:
+    """The configuration of a LoRA adapter, to be copied. Who sent it may not be allowed to read what a link names."""
+    if path.is_symlink() and path.resolve().parent != path.parent.resolve():
+        raise InputError(f"{path} is a link to a file outside of its folder: copy that file here")
+    with files.open_regular(path) as file:
+        content = file.read(MOST_CONFIG + 1)
+    try:
+        if len(content) <= MOST_CONFIG and isinstance(json.loads(content), dict):
+            return content
+    except (ValueError, RecursionError):
+        pass
+    raise InputError(f"{path} is not the configuration of an adapter: expected a JSON object of at most 1 MB")
 
 
 class Target:
@@ -52,11 +67,23 @@ class Target:
                 raise InputError(f"client id {name!r} is like the name of a part of client {whose!r}'s model")
         if len(set(self.stems)) < len(self.stems):
             raise InputError("two client ids are the same as names of files")
+        self.mode = files.mode_of(form.path)  # a new model is not readable by more people than this one
         self.beside: dict[str, bytes] = {}  # other files that a new model needs in its folder
         config = form.path.with_name(ADAPTER_CONFIG)
         if self.stems == [ADAPTER] and config.exists() and config.resolve() != (self.folder / ADAPTER_CONFIG).resolve():
-            with files.open_regular(config) as file:
-                self.beside[ADAPTER_CONFIG] = file.read()
+            self.beside[ADAPTER_CONFIG] = _adapter_config(config)
+
+    def tidy(self, new: Path) -> None:
+        """Removes the former model's index and shards, or single file, where a run was stopped after it had placed the
+        new model at this path and before it could do so"""
+        single, index = (self.folder / (self.stems[0] + ending) for ending in (".safetensors", INDEX))
+        if new.name == single.name and index.exists():
+            former = shards_in(index, self.stems[0])
+            index.unlink()
+            for name in former:
+                (self.folder / name).unlink(missing_ok=True)
+        elif new.name == index.name:
+            single.unlink(missing_ok=True)
 
     def check(self, clients: list[MappedModel], center: MappedModel | None, size: int) -> None:
         """That no input is replaced, that what is replaced is understood, and that there is room for such models"""
@@ -130,7 +157,7 @@ class Writing:
         name = target.folder / f"{target.stems[0] if target.gives == 'global' else SEVERAL}.safetensors"
         files.remove_stale(name)
         for _ in range(models):
-            self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room))
+            self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room, target.mode))
         return [writer.tensors for writer in self.writers]
 
     def place(self, found: Result | list) -> dict[str, Path]:

@@ -85,9 +85,12 @@ class PartFile:
 class ModelWriter:
     """One model on its way to the disk: tensors to be written, then complete(), then place()"""
 
-    def __init__(self, target: Path, parts: Sequence[Part], shard_size: int, room: int) -> None:
-        """target: where it will be, or another file in the same folder; room: bytes of metadata in the header"""
-        self.folder = target.parent
+    def __init__(
+        self, target: Path, parts: Sequence[Part], shard_size: int, room: int, mode: int | None = None
+    ) -> None:
+        """target: where it will be, or another file in the same folder; room: bytes of metadata in the header;
+        mode: the most permissions that a model which replaces none gets"""
+        self.folder, self.most = target.parent, mode
         self.shards: list[PartFile] = []
         self.index: files.Temporary | None = None
         self.placed: list[Path] = []  # shards without an index yet
@@ -109,10 +112,12 @@ class ModelWriter:
         single, index = self.paths = self.folder / f"{stem}.safetensors", self.folder / (stem + INDEX)
         modes = [mode for mode in (files.mode_of(single), files.mode_of(index)) if mode is not None]
         mode = modes[0] if modes else None
+        if mode is None and self.most is not None:
+            mode = self.shards[0].new.mode & self.most
         for shard in self.shards:
             with files.naming(single):
                 shard.complete(metadata, mode)
-        self.former = _shards_in(index, stem) if index.exists() else set()
+        self.former = shards_in(index, stem) if index.exists() else set()
         self._remove_orphans(index, stem)
         self.names = [single.name] if len(self.shards) == 1 else self._free_names(stem)
         if len(self.shards) > 1:
@@ -126,6 +131,11 @@ class ModelWriter:
     def place(self) -> Path:
         """Replaces the model of this name, whichever form it had; the path of the file or the index"""
         single, index = self.paths
+        with files.naming(single):
+            self._place(single, index)
+        return single if self.index is None else index
+
+    def _place(self, single: Path, index: Path) -> None:
         if self.index is None:
             self.shards[0].new.place(single)
             index.unlink(missing_ok=True)
@@ -140,7 +150,6 @@ class ModelWriter:
         files.sync_folder(self.folder)
         for name in self.former - set(self.names):
             (self.folder / name).unlink(missing_ok=True)
-        return single if self.index is None else index
 
     def discard(self) -> None:
         """Removes what has not become part of a model"""
@@ -161,13 +170,13 @@ class ModelWriter:
         """Shards of a run that was killed while it placed them, which no index lists"""
         for path in files.stale(index):
             with suppress(InputError):  # it was killed before that was complete, and before it placed any
-                for name in _shards_in(path, stem) - self.former:
+                for name in shards_in(path, stem) - self.former:
                     if not (self.folder / name).is_symlink():
                         (self.folder / name).unlink(missing_ok=True)
         files.remove_stale(index)
 
 
-def _shards_in(index: Path, stem: str) -> set[str]:
+def shards_in(index: Path, stem: str) -> set[str]:
     """The files that an index lists, those that are named like shards of this model: others may be anybody's"""
     ours = re.compile(re.escape(stem) + SHARD + r"\.safetensors")
     return {name for name in read_index(index).values() if ours.fullmatch(name)}

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastagg.cli import key_value, parse
+from fastagg.cli import key_value, parse, say
 from fastagg.sim import config
 from fastagg.sim.config import Config
 
@@ -66,7 +66,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def main(name: str, argv: list[str]) -> int:
     parser = parser_of(name)
     given = vars(parser.parse_args(argv))
-    from fastagg.sim import jobs, ranks
+    from fastagg.sim import jobs, ranks  # Ctrl-C during this is cli.main's
 
     signals = jobs.Signals()
     try:
@@ -108,13 +108,10 @@ def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
     )  # fmt: skip
     if peers is None or peers.rank == 0:
         if result["report"] is not None:
-            print(report.markdown(result["groups"]))
-            for line in speed(result["groups"]):
-                print(line)
-            print(f"report: {result['report']}")
+            say("\n".join([report.markdown(result["groups"]), *speed(result["groups"]), f"report: {result['report']}"]))
         if result["interrupted"]:
             again = " --resume" if name == "sim" else ""
-            print(f"stopped; continue with the same command and --out {todo.out}{again}")
+            say(f"stopped; continue with the same command and --out {todo.out}{again}")
     return not result["interrupted"]
 
 
@@ -143,10 +140,10 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
         raise ValueError(f"seeds={seeds!r}; expected an integer >= 1")
     if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
         raise ValueError(f"methods={methods!r}; expected a list of names")
-    earlier = [Path(m) for m in methods if Path(m).is_dir()]
+    folders = [m for m in methods if Path(m).is_dir() and not config.is_method(m)]  # ./fedavg is one, fedavg a method
     runs: list[Config] = []
     for method in methods:
-        for s in range(seeds if Path(method) not in earlier else 0):
+        for s in range(seeds if method not in folders else 0):
             options = one_run(method, values, parse(str(values.get("seed", 0))) + s)
             runs += [options] if options not in runs else []  # the same method named twice is one
     out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
@@ -154,7 +151,7 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
     if "jobs" in given and given["jobs"] < 1:
         raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
     rounds = one_run("fedavg", {"rounds": values["rounds"]}, 0).rounds if "rounds" in values else None
-    return Plan(runs, out, earlier, rounds)
+    return Plan(runs, out, [Path(folder) for folder in folders], rounds)
 
 
 def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) -> None:

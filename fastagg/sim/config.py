@@ -88,6 +88,8 @@ class Config:
         check_choice("sim", "batched", self.batched, (None, True, False))
         for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
             check_integer("sim", name, getattr(self, name), low)
+        for name, most in (("rounds", 10**9), ("seed", 2**62), ("threads", 1024), ("clients", 10**6)):
+            check_number("sim", name, getattr(self, name), 0, most)
         if self.samples is not None:
             check_integer("sim", "samples", self.samples, 1)
         check_number("sim", "participation", self.participation, 0, 1, strict=True)
@@ -179,6 +181,13 @@ def from_dict(values: dict[str, Any], where: str = "") -> Config:
     return Config(**values)
 
 
+def is_method(text: str) -> bool:
+    """Whether this names a method, and not a folder that happens to be called like one"""
+    from fastagg import registry
+
+    return text.partition(":")[0] in {*ALIASES, *(method.name for method in registry.methods())}
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The options in a TOML file, by their names; [options] is the method's table."""
     try:
@@ -192,7 +201,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Config:
     """The configuration a run was made with"""
+    from fastagg.files import open_regular  # which imports torch
+
     try:
-        return from_dict(json.loads(path.read_text(encoding="utf-8")), str(path))
+        with open_regular(path) as file:
+            return from_dict(json.loads(file.read().decode()), str(path))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: not the configuration of a run ({error})") from error

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fastagg import files
+
 AVERAGED = 5  # rounds at the end whose mean is a run's accuracy, if it has as many
 PHASES = ("train", "aggregate", "evaluate")  # of a round
 # What runs of one label may differ in and still be seeds of the same thing
@@ -117,9 +119,15 @@ def spent(metrics: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
     return {phase: sum(row.get(phase) or 0.0 for row in rows) for phase in PHASES}, len(rows)
 
 
+def read_text(path: Path, errors: str = "strict") -> str:
+    """A file of a run; a FIFO in its place is an error, and not waited for"""
+    with files.open_regular(path) as file:
+        return file.read().decode("utf-8", errors)
+
+
 def read_json(path: Path, forms: Forms) -> dict[str, Any]:
     try:
-        value = _parsed(path.read_text(encoding="utf-8"))
+        value = _parsed(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error}); repeat the run, or leave this folder out") from error
     if wrong := _misfit(value, forms):
@@ -144,7 +152,7 @@ def read_metrics(path: Path, clients: int = 0) -> list[dict[str, Any]]:
     """The rounds recorded, in order, of a run with so many clients (0: unknown). A last line that a crash cut off is
     left out; any other line that is not a round's is an error."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        lines = read_text(path, errors="replace").splitlines() if path.exists() else []
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error}); repeat the run, or leave this folder out") from error
     rounds: dict[int, dict[str, Any]] = {}

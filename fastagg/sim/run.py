@@ -440,8 +440,12 @@ def check_same(new: Config, old: Config, out: Path) -> None:
             raise ValueError(f"{out} was begun with {name}={b[name]!r}, not {a[name]!r}; name another folder (--out)")
 
 
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def append(metrics: Path, record: dict[str, Any]) -> None:
-    with files.naming(metrics), open(metrics, "a") as file:
+    with files.naming(metrics), open(metrics, "a", opener=_no_link) as file:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
