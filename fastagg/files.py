@@ -27,6 +27,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from fastagg.regular import open_regular
 from fastagg.table import InputError
 
 DTYPES = {
@@ -253,15 +254,6 @@ def put(new: Temporary) -> None:
         finally:
             new.discard()
         sync_folder(new.target.parent)
-
-
-def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """A regular file to be read. A FIFO or a device would let us wait for ever: InputError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise InputError(f"{path} is not a regular file")
-    return open(fd, "rb")
 
 
 def write(path: Path, content: bytes | str) -> None:

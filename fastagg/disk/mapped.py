@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from fastagg import files
 from fastagg.disk import paging
+from fastagg.regular import open_regular
 from fastagg.table import DTYPE_CODE, InputError
 
 INDEX = ".safetensors.index.json"
@@ -34,7 +35,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with files.open_regular(path) as file:  # first: the library would wait for a FIFO's writer
+            with open_regular(path) as file:  # first: the library would wait for a FIFO's writer
                 with safe_open(path, framework="np"):
                     pass
                 self.form = _form(os.fstat(file.fileno()))
@@ -132,7 +133,7 @@ def open_model(path: str | os.PathLike) -> MappedModel:
 def read_index(path: Path) -> dict[str, str]:
     """Which file each tensor is in, by plain names of files beside the index"""
     try:
-        with files.open_regular(path) as file:
+        with open_regular(path) as file:
             text = file.read(LONGEST_HEADER + 1)
         if len(text) > LONGEST_HEADER:
             raise InputError(f"{path} is longer than {LONGEST_HEADER} bytes: it is not an index")

@@ -16,6 +16,7 @@ import torch
 from fastagg import files
 from fastagg.disk.mapped import INDEX, MappedModel, read_index
 from fastagg.disk.written import SHARD, ModelWriter, shards_in
+from fastagg.regular import open_regular
 from fastagg.result import Result
 from fastagg.table import InputError, Table
 
@@ -31,7 +32,7 @@ def _adapter_config(path: Path) -> bytes:
     """The configuration of a LoRA adapter, to be copied. Who sent it may not be allowed to read what a link names."""
     if path.is_symlink() and path.resolve().parent != path.parent.resolve():
         raise InputError(f"{path} is a link to a file outside of its folder: copy that file here")
-    with files.open_regular(path) as file:
+    with open_regular(path) as file:
         content = file.read(MOST_CONFIG + 1)
     try:
         if len(content) <= MOST_CONFIG and isinstance(json.loads(content), dict):

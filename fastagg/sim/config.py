@@ -15,6 +15,7 @@ else:
     import tomli as tomllib
 
 from fastagg.checks import check_choice, check_integer, check_number, suggest
+from fastagg.regular import open_regular
 from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
@@ -201,8 +202,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Config:
     """The configuration a run was made with"""
-    from fastagg.files import open_regular  # which imports torch
-
     try:
         with open_regular(path) as file:
             return from_dict(json.loads(file.read().decode()), str(path))

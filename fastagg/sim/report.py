@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fastagg import files
+from fastagg.regular import open_regular
 
 AVERAGED = 5  # rounds at the end whose mean is a run's accuracy, if it has as many
 PHASES = ("train", "aggregate", "evaluate")  # of a round
@@ -121,7 +121,7 @@ def spent(metrics: Sequence[dict[str, Any]]) -> tuple[dict[str, float], int]:
 
 def read_text(path: Path, errors: str = "strict") -> str:
     """A file of a run; a FIFO in its place is an error, and not waited for"""
-    with files.open_regular(path) as file:
+    with open_regular(path) as file:
         return file.read().decode("utf-8", errors)
 
 
