@@ -29,8 +29,9 @@ from fastagg.methods.common import (
     describe,
     function_of,
 )
+from fastagg.methods.remembered import check_form, check_tensor
 from fastagg.result import Result
-from fastagg.table import FLOATING, InputError, Table, as_tensor
+from fastagg.table import InputError, Table, as_tensor
 
 
 @dataclass(kw_only=True, eq=False)
@@ -101,13 +102,7 @@ class CentredClipping(Aggregator):
         if previous and self.center == "global":
             raise InputError(f"{self.name} state: it has a previous update, which center='global' does not use")
         for key, value in previous.items():
-            where = f"{self.name} state: previous update of {key!r}"
-            if not isinstance(key, str) or not isinstance(value, torch.Tensor) or value.dtype not in FLOATING:
-                raise InputError(f"{where} is not a floating-point tensor under a string")
-            if value.is_meta or value.layout is not torch.strided:
-                raise InputError(f"{where} is not an ordinary dense tensor")
-            if not torch.isfinite(value).all():
-                raise InputError(f"{where} is not finite")
+            check_tensor(f"{self.name} state: previous update of {key!r}", key, value)
         copies = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in previous.items()}
         self._memory = copies or None
 
@@ -150,12 +145,7 @@ def _with_client(table: Table, tensors: Sequence[torch.Tensor]) -> Table:
 def _start(table: Table, update: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """The global model plus an update"""
     layout = table.layout
-    given = {key: shape for key, shape, p in zip(layout.keys, layout.shapes, layout.is_param, strict=True) if p}
-    known = {key: tuple(value.shape) for key, value in update.items()}
-    for key in [*given, *known]:
-        if known.get(key) != given.get(key):
-            was, now = (f"of shape {x[key]}" if key in x else "not a parameter" for x in (known, given))
-            raise InputError(f"centred_clipping: {key!r} is {now}, but was {was} in the rounds before")
+    check_form("centred_clipping", layout, update)
     tensors = list(table.center)
     for t in np.flatnonzero(layout.is_param):
         tensors[t] = update[layout.keys[t]].to(table.device, layout.dtypes[t])

@@ -27,8 +27,9 @@ import torch
 from fastagg import finite
 from fastagg.forked import one_thread
 from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
+from fastagg.methods.remembered import check_form, check_tensor
 from fastagg.result import Result
-from fastagg.table import FLOATING, InputError, Layout, Table, as_tensor
+from fastagg.table import InputError, Layout, Table, as_tensor
 from fastagg.wide import largest_update, wide_dtype
 
 INFINITY = float("inf")
@@ -48,7 +49,8 @@ class ServerOptimiser(Aggregator):
         table, n = cohort.table, cohort.n
         layout = table.layout
         params = [(int(t), layout.keys[t]) for t in np.flatnonzero(layout.is_param)]
-        self._check_model(table, params)
+        if self._memory:
+            check_form(self.name, layout, self._memory["m"])
         wide = cohort.access.any(self.reads_twice(layout))
         [result] = cohort.mix(n[None], out=out) if wide else cohort.mix(n[None], center=-1.0, buffers=n[None], out=out)
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
@@ -117,16 +119,6 @@ class ServerOptimiser(Aggregator):
         first = self.tau**2 if moment == "v" else 0.0
         return torch.full(like.shape, first, dtype=dtype, device=like.device)
 
-    def _check_model(self, table: Table, params: list[tuple[int, str]]) -> None:
-        if not self._memory:
-            return
-        known = {key: tuple(tensor.shape) for key, tensor in self._memory["m"].items()}
-        given = {key: table.layout.shapes[t] for t, key in params}
-        for key in [*given, *known]:
-            if known.get(key) != given.get(key):
-                was, now = (f"of shape {x[key]}" if key in x else "not a parameter" for x in (known, given))
-                raise InputError(f"{self.name}: {key!r} is {now}, but was {was} in the rounds before")
-
     def state_dict(self) -> dict[str, Any]:
         """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}.
 
@@ -151,12 +143,7 @@ class ServerOptimiser(Aggregator):
 
     def _checked(self, moment: str, key: Any, value: Any) -> torch.Tensor:
         where = f"{self.name} state: {moment} of {key!r}"
-        if not isinstance(key, str) or not isinstance(value, torch.Tensor) or value.dtype not in FLOATING:
-            raise InputError(f"{where} is not a floating-point tensor under a string")
-        if value.is_meta or value.layout is not torch.strided:
-            raise InputError(f"{where} is not an ordinary dense tensor")
-        if not torch.isfinite(value).all():
-            raise InputError(f"{where} is not finite")
+        check_tensor(where, key, value)
         if moment == "v" and (value < 0).any():
             raise InputError(f"{where} has negative values")
         return value.detach().to(wide_dtype(value.dtype), copy=True)
