@@ -78,3 +78,11 @@ def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):
     report.publish_all("new \\g<0> text\n", "table\n", [])
     assert readme.read_text() == "before\n<!-- speed -->\n\ntable\n\n<!-- end of speed -->\nafter\n"
     assert page.read_text() == "before\n<!-- measured -->\n\nnew \\g<0> text\n\n<!-- end of measured -->\nafter\n"
+
+
+def test_the_readme_has_its_figures():
+    text = report.README.read_text()
+    table = text.partition("<!-- speed -->\n")[2].partition("<!-- end of speed -->")[0]
+    assert [line.split("|")[1].strip() for line in table.split("\n") if " x |" in line][:2] == [
+        "FedAvg", "FedAWA (the default: paper)",
+    ]  # fmt: skip
