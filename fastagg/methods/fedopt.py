@@ -97,7 +97,7 @@ class ServerOptimiser(Aggregator):
         else:
             new, step, scale = self._step(delta.to(dtype), *old)
             torch.add(g.to(dtype), step, alpha=scale, out=value)
-        return new, bool(torch.isfinite(value).all()) and all(_is_finite(tensor) for tensor in new)
+        return new, all(_is_finite(tensor) for tensor in (value, *new))  # by aminmax: no temporary tensor
 
     def _in_range(self, delta: torch.Tensor) -> bool:
         """A moment that is once not finite stays so for all rounds to come: stop before it is."""
