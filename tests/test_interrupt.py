@@ -152,6 +152,7 @@ def run_until_line(at, call):
         assert lines == at
     finally:
         sys.settrace(former)
+        torch.set_grad_enabled(True)  # a line of `with torch.no_grad()` comes again before it is left
     return lines
 
 
