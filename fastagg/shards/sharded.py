@@ -26,7 +26,7 @@ from fastagg import core, finite
 from fastagg import table as tables
 from fastagg.access import Memory
 from fastagg.core import Out
-from fastagg.finite import NonFiniteError
+from fastagg.finite import NonFiniteError, OutOfRangeError
 from fastagg.gram import Gram
 from fastagg.result import Result, Results
 from fastagg.shards.dtensors import DTensors
@@ -232,11 +232,12 @@ class Sharded(Memory):
         """Raises, on all ranks, what one process would say of clients that are not finite, or too far off"""
         keys = self._keys(table, table.clients[clients[0]])
         name = table.name(clients[0])
+        kind = OutOfRangeError if far and not keys else NonFiniteError
         far = far or f"{name}: its distance to the global model is too large for float64"
         message = finite.in_words(name, keys) or far
         if len(clients) > 1:
             message += f"; so have {finite.listed([table.name(k) for k in clients[1:]])}"
-        self.peers.share(NonFiniteError(message, table.given(clients)))
+        self.peers.share(kind(message, table.given(clients)))
 
     def _keys(self, table: Table, model: list[torch.Tensor]) -> list[str]:
         """The keys of a model that are not finite, on whatever rank"""
