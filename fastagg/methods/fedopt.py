@@ -186,7 +186,7 @@ class FedAvgM(ServerOptimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
+        check_number(self.name, "lr", self.lr, 0, 1e30, strict=True)  # float32 holds no 1e300
         _check_decay(self.name, "momentum", self.momentum)
 
     def _is_fedavg(self) -> bool:
@@ -208,7 +208,7 @@ class _Adaptive(ServerOptimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self.name, "lr", self.lr, 0, INFINITY, strict=True)
+        check_number(self.name, "lr", self.lr, 0, 1e30, strict=True)  # float32 holds no 1e300
         _check_decay(self.name, "beta1", self.beta1)
         _check_decay(self.name, "beta2", self.beta2)
         check_number(self.name, "tau", self.tau, 1e-18, 1e18)  # its square has to fit into float32
