@@ -123,7 +123,8 @@ def test_bfloat16_travels():
 
 def test_what_fedawa_remembers_follows_the_node():
     g, sds = every_method.cohort()
-    strategy, server, center = FastAgg("fedawa"), fastagg.aggregator("fedawa"), g
+    released = {"variant": "released"}
+    strategy, server, center = FastAgg("fedawa", **released), fastagg.aggregator("fedawa", **released), g
     for r, order in enumerate([[0, 1, 2, 3], [3, 1, 0], [2, 3, 1, 0, 4]], 1):
         nodes, models = [NODES[k] for k in order], [sds[k] for k in order]
         started(strategy, center, nodes, r)
@@ -136,10 +137,10 @@ def test_what_fedawa_remembers_follows_the_node():
 
 def test_what_is_remembered_can_be_saved(tmp_path):
     g, sds = every_method.cohort()
-    strategy = started(FastAgg("fedawa"), g)
+    strategy = started(FastAgg("fedawa", variant="released"), g)
     strategy.aggregate_train(1, replies(NODES, [content(sd) for sd in sds]))
     strategy.aggregator.save(tmp_path / "state")
-    other = fastagg.aggregator("fedawa")
+    other = fastagg.aggregator("fedawa", variant="released")
     other.load(tmp_path / "state")
     started(strategy, g), started(resumed := FastAgg(other), g)
     a, b = (s.aggregate_train(2, replies(NODES, [content(sd) for sd in sds]))[0] for s in (strategy, resumed))

@@ -186,7 +186,8 @@ def test_metrics():
     assert strategy.aggregate_evaluate(1, given, []) == (2.5, {"loss": 2.5})
     empty = [(Proxy("0"), EvaluateRes(OK, 1.0, 0, {}))]
     assert strategy.aggregate_evaluate(1, empty, []) == (None, {})
-    assert torch.equal(strategy.result.weights, fastagg.fedawa(g, sds, [1, 3]).weights)
+    numbered = [{str(i): value for i, value in enumerate(sd.values())} for sd in (g, *sds)]  # as no keys were given
+    assert torch.equal(strategy.result.weights, fastagg.fedawa(numbered[0], numbered[1:], [1, 3]).weights)
     given = [(Proxy(str(n)), EvaluateRes(OK, float(n), n, {"loss": float(n)})) for n in (1, 3, 2)]
     for bad in (float("nan"), float("inf")):
         given[2][1].loss = bad

@@ -158,10 +158,10 @@ def test_order_of_arrival_does_not_matter(sent, returned, method):
 
 
 def test_memory_outlives_the_round(sent, returned):
-    aggregator = FastAggAggregator("fedawa")
+    aggregator = FastAggAggregator("fedawa", {"variant": "released"})
     first, second = (run(aggregator, sent, returned).meta["fastagg_weights"] for _ in range(2))
     assert first != second  # the second round starts from the logits of the first
-    server = fastagg.aggregator("fedawa")
+    server = fastagg.aggregator("fedawa", variant="released")
     expected = [server.aggregate(sent, returned, SIZES, SITES).weights.tolist() for _ in range(2)]
     assert [list(first.values()), list(second.values())] == expected
 
@@ -260,7 +260,9 @@ def test_a_subclass_gives_other_round_info(sent, returned):
         def round_info(self):
             return {"logits": [0.0, 1.0, 2.0]}
 
-    weights = run(Remembering("fedawa"), sent, returned, order=[1, 2, 0]).meta["fastagg_weights"]
+    weights = run(Remembering("fedawa", {"variant": "released"}), sent, returned, order=[1, 2, 0]).meta[
+        "fastagg_weights"
+    ]
     assert weights == pytest.approx(dict(zip(SITES, torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist(), strict=True)))
 
 
@@ -284,7 +286,6 @@ def test_nobody_left_keeps_the_global_model(sent, returned, kind):
     [
         ("fedavg", {}, (0, 0, 0), {}),
         ("krum", {"f": 1}, SIZES, {}),
-        ("fednova", {}, SIZES, {"local_steps": (1e308, 2, 3)}),
         ("feddisco", {}, SIZES, {"label_dist": ([], [], [])}),
     ],
 )
@@ -295,6 +296,13 @@ def test_a_round_that_cannot_be_aggregated_keeps_the_global_model(sent, returned
     assert_equal(result.params, sent)
     assert result.meta["fastagg_dropped"] == list(SITES)
     assert result.meta["fastagg_weights"] == {}
+
+
+def test_a_number_of_steps_out_of_range_is_named_or_left_out(sent, returned):
+    with pytest.raises(fastagg.InputError, match=r"site-1.*local steps"):
+        run(FastAggAggregator("fednova"), sent, returned, local_steps=(1e308, 2, 3))
+    result = run(FastAggAggregator("fednova", on_nonfinite="drop"), sent, returned, local_steps=(1e308, 2, 3))
+    assert result.meta["fastagg_dropped"] == ["site-1"]
 
 
 @pytest.mark.parametrize(
