@@ -94,7 +94,7 @@ $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
-build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py) $(VENV)/build
+build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py fastagg/*/*/*.py) $(VENV)/build
 	rm -rf build/wheel build/lib.* build/bdist.*
 	FASTAGG_CUDA=0 $(BUILD) wheel --no-build-isolation --no-deps -w build/wheel .
 	touch $@

@@ -24,7 +24,7 @@ import torch
 
 import fastagg
 from benchmarks import gpu_model, models
-from fastagg import backends
+from fastagg._engine import backends
 
 NO_GPU = (
     "There is no CUDA GPU that this PyTorch can use, so nothing can be measured here; "

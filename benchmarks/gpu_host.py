@@ -19,9 +19,9 @@ import torch
 
 import fastagg
 from benchmarks import models
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.backends.cuda import Kernels
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.backends.cuda import Kernels
 
 
 class Stubs:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fastagg import _cpu, table
+from fastagg import _cpu
+from fastagg._engine import table
 
 
 @dataclass

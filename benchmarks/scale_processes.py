@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 import fastagg
 from benchmarks.measure import cpu_name
-from fastagg.shards.peers import Peers
+from fastagg._engine.distributed.peers import Peers
 
 SIZES, LAYERS, K = (1, 2, 4), 16, 20
 

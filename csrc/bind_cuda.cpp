@@ -1,5 +1,5 @@
 // fastagg._cuda: addresses of device memory and a stream in, kernels launched, nothing awaited. Python has built and
-// uploaded every table that is pointed to here (fastagg/backends/plan.py).
+// uploaded every table that is pointed to here (fastagg/_engine/backends/plan.py).
 //
 // The same file, compiled with FASTAGG_EMULATED, is the module that the tests run on machines without a GPU.
 #include <pybind11/pybind11.h>

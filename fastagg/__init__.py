@@ -49,14 +49,14 @@ from typing import Any
 # Loaded together when the first of them is used: importing torch takes seconds, and `fastagg --help` needs none of it.
 # After a change here, `python tests/test_exports.py` writes __init__.pyi anew, which tells type checkers the same.
 _EXPORTS = {
-    "fastagg.backends": "set_backend",
-    "fastagg.checks": "InputError",
-    "fastagg.core": "client_vectors gram gram_mix mix",
-    "fastagg.diagnostics": "diagnostics",
-    "fastagg.disk.job": "aggregate_files",
-    "fastagg.finite": "NonFiniteError",
-    "fastagg.gram": "Gram",
-    "fastagg.info": "info",
+    "fastagg._engine.backends": "set_backend",
+    "fastagg._engine.checks": "InputError",
+    "fastagg._engine.core": "client_vectors gram gram_mix mix",
+    "fastagg._engine.diagnostics": "diagnostics",
+    "fastagg._engine.files.job": "aggregate_files",
+    "fastagg._engine.finite": "NonFiniteError",
+    "fastagg._engine.gram": "Gram",
+    "fastagg._engine.info": "info",
     "fastagg.methods.centred_clipping": "CentredClipping centred_clipping",
     "fastagg.methods.cfl": "CFL cfl",
     "fastagg.methods.cwfedavg": "CwFedAvg cwfedavg cwfedavg_class_models wdr_penalty",
@@ -74,9 +74,9 @@ _EXPORTS = {
     "fastagg.methods.simagg": "SimAgg simagg",
     "fastagg.methods.simprox": "SimProx simprox",
     "fastagg.methods.weiavg": "WeiAvg weiavg",
-    "fastagg.registry": "aggregator methods",
-    "fastagg.result": "Result Results",
-    "fastagg.shards.redistribute": "distribute",
+    "fastagg._engine.registry": "aggregator methods",
+    "fastagg._engine.result": "Result Results",
+    "fastagg._engine.distributed.redistribute": "distribute",
 }
 __all__ = sorted(name for names in _EXPORTS.values() for name in names.split())
 __version__ = _version("fastagg")

@@ -1,15 +1,20 @@
 # Written by tests/test_exports.py
-from fastagg.backends import set_backend as set_backend
-from fastagg.checks import InputError as InputError
-from fastagg.core import client_vectors as client_vectors
-from fastagg.core import gram as gram
-from fastagg.core import gram_mix as gram_mix
-from fastagg.core import mix as mix
-from fastagg.diagnostics import diagnostics as diagnostics
-from fastagg.disk.job import aggregate_files as aggregate_files
-from fastagg.finite import NonFiniteError as NonFiniteError
-from fastagg.gram import Gram as Gram
-from fastagg.info import info as info
+from fastagg._engine.backends import set_backend as set_backend
+from fastagg._engine.checks import InputError as InputError
+from fastagg._engine.core import client_vectors as client_vectors
+from fastagg._engine.core import gram as gram
+from fastagg._engine.core import gram_mix as gram_mix
+from fastagg._engine.core import mix as mix
+from fastagg._engine.diagnostics import diagnostics as diagnostics
+from fastagg._engine.distributed.redistribute import distribute as distribute
+from fastagg._engine.files.job import aggregate_files as aggregate_files
+from fastagg._engine.finite import NonFiniteError as NonFiniteError
+from fastagg._engine.gram import Gram as Gram
+from fastagg._engine.info import info as info
+from fastagg._engine.registry import aggregator as aggregator
+from fastagg._engine.registry import methods as methods
+from fastagg._engine.result import Result as Result
+from fastagg._engine.result import Results as Results
 from fastagg.methods.centred_clipping import CentredClipping as CentredClipping
 from fastagg.methods.centred_clipping import centred_clipping as centred_clipping
 from fastagg.methods.cfl import CFL as CFL
@@ -55,10 +60,5 @@ from fastagg.methods.simprox import SimProx as SimProx
 from fastagg.methods.simprox import simprox as simprox
 from fastagg.methods.weiavg import WeiAvg as WeiAvg
 from fastagg.methods.weiavg import weiavg as weiavg
-from fastagg.registry import aggregator as aggregator
-from fastagg.registry import methods as methods
-from fastagg.result import Result as Result
-from fastagg.result import Results as Results
-from fastagg.shards.redistribute import distribute as distribute
 
 __version__: str

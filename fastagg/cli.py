@@ -43,7 +43,7 @@ def _run(argv: list[str]) -> int:
 
         return simulator(argv[0], argv[1:])
     if argv[:1] == ["aggregate"]:
-        from fastagg.disk.command import main as aggregate
+        from fastagg._engine.files.command import main as aggregate
 
         return aggregate(argv[1:])
     parser = _parser()
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _methods(names: list[str], as_json: bool) -> int:
-    from fastagg import registry
-    from fastagg.checks import suggest
+    from fastagg._engine import registry
+    from fastagg._engine.checks import suggest
 
     every = {method.name: method for method in registry.methods()}
     for name in names:
@@ -110,7 +110,7 @@ def _methods(names: list[str], as_json: bool) -> int:
 
 
 def _info(as_json: bool) -> int:
-    from fastagg.info import info
+    from fastagg._engine.info import info
 
     facts = info()
     if as_json:

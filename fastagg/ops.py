@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.table import FLOATING, InputError, Table
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.table import FLOATING, InputError, Table
 
 
 def _op(name: str, schema: str):

@@ -12,8 +12,8 @@ if not torch.cuda.is_available():
 import emulated
 
 import fastagg
-from fastagg import backends
-from fastagg.backends import cuda as cuda_backend
+from fastagg._engine import backends
+from fastagg._engine.backends import cuda as cuda_backend
 
 LEVELS = ("baseline", "avx2", "avx512")
 

@@ -29,8 +29,8 @@ from distributed_parts import (
 from every_method import K, cohort, models
 
 import fastagg
-from fastagg.finite import OutOfRangeError
-from fastagg.shards import sharded
+from fastagg._engine.distributed import sharded
+from fastagg._engine.finite import OutOfRangeError
 
 
 @check

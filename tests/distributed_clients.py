@@ -13,7 +13,7 @@ from distributed_parts import IDS, SIZES, check, everyone, raises, round_of, sam
 from every_method import cohort, models, run
 
 import fastagg
-from fastagg.shards.peers import Peers
+from fastagg._engine.distributed.peers import Peers
 
 
 def share_of(items, rank, ranks):
@@ -139,7 +139,7 @@ def the_simulator(group, rank, ranks):
             simulator.simulate(options, spread, dataset=digits, resume=True, peers=peers)
         dist.barrier(group)
         assert curve(alone) == curve(spread), method
-        saved = [fastagg.files.load(where / "checkpoint.safetensors") for where in (alone, spread)]
+        saved = [fastagg._engine.atomic.load(where / "checkpoint.safetensors") for where in (alone, spread)]
         assert same_state(*({k: v for k, v in state.items() if k != "models"} for state in saved))
         assert all(same_state(a, b) for a, b in zip(*(state["models"] for state in saved), strict=True))
     batched = from_dict(small | {"method": "fedavg", "batched": True})

@@ -12,7 +12,7 @@ import torch
 from every_method import METHODS, OPTIONS, cohort, models, run
 
 import fastagg
-from fastagg.shards.peers import Peers
+from fastagg._engine.distributed.peers import Peers
 
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 SIZES = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0]

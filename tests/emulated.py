@@ -45,7 +45,7 @@ def build(name: str, sources: list[Path]):
 
 def kernels():
     """The backend "cuda" on the emulator"""
-    from fastagg.backends.cuda import Kernels
+    from fastagg._engine.backends.cuda import Kernels
 
     names = ("mix", "products", "reduce", "tensor_cores")
     native = build("_cuda_emulated", [CSRC / "bind_cuda.cpp", *(CSRC / f"cuda/{name}.cu" for name in names)])

@@ -6,7 +6,7 @@ import torch
 from cohort import make
 
 import fastagg
-from fastagg.methods.common import REGISTRY
+from fastagg._engine.aggregator import REGISTRY
 
 SHAPES = {"conv.weight": (6, 3, 3, 3), "bn.weight": (6,), "bn.bias": (6,), "fc.weight": (4, 24), "fc.bias": (4,)}
 K, CLASSES = 7, 4

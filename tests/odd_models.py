@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.table import FLOATING, INTEGER
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.table import FLOATING, INTEGER
 
 try:
     import ml_dtypes

@@ -11,8 +11,8 @@ import contextlib
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fastagg import backends
-from fastagg.backends import plan
+from fastagg._engine import backends
+from fastagg._engine.backends import plan
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 READS = ("cpu", "numpy", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__", "is_nonzero")

@@ -10,7 +10,7 @@ import torch
 from cohort import make
 
 import fastagg
-from fastagg import backends
+from fastagg._engine import backends
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -21,7 +21,10 @@ def pretend(monkeypatch):
 
     def set_up(**reasons):
         modules = {
-            name: (SimpleNamespace(__name__=f"fastagg.backends.{name}", why_not=lambda device, why=why: why), "")
+            name: (
+                SimpleNamespace(__name__=f"fastagg._engine.backends.{name}", why_not=lambda device, why=why: why),
+                "",
+            )
             for name, why in reasons.items()
         }
         monkeypatch.setattr(backends, "load", lambda name: modules.get(name, (None, f"no {name} here")))

@@ -15,7 +15,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from fastagg import table
+from fastagg._engine import table
 
 ROOT = Path(__file__).resolve().parents[1]
 

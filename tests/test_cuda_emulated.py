@@ -12,8 +12,8 @@ from cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
 from test_kernels import gram_error, gram_tolerance, poisoned
 
 import fastagg
-from fastagg import backends
-from fastagg.backends import plan
+from fastagg._engine import backends
+from fastagg._engine.backends import plan
 
 
 def every_dtype(K):

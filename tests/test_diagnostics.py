@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.diagnostics import Diagnostics, diagnostics
-from fastagg.gram import Gram
+from fastagg._engine.diagnostics import Diagnostics, diagnostics
+from fastagg._engine.gram import Gram
 
 SHAPES = {"a.weight": (8, 5), "a.bias": (8,), "b.weight": (4, 8)}
 

@@ -15,9 +15,9 @@ from model_files import assert_same_model, load_model, read_round, write_raw, wr
 from safetensors.torch import save_file
 
 import fastagg
+from fastagg._engine.atomic import Temporary
+from fastagg._engine.files.command import Bar, key_value
 from fastagg.cli import main
-from fastagg.disk.command import Bar, key_value
-from fastagg.files import Temporary
 
 
 @pytest.fixture
@@ -283,10 +283,10 @@ def test_help_teaches(capsys):
 
 
 INTERRUPTED = """
-import sys, fastagg.disk.job, fastagg.disk.streamed
+import sys, fastagg._engine.files.job, fastagg._engine.files.streamed
 from fastagg.cli import main
 def stop(self, *_): raise KeyboardInterrupt
-fastagg.disk.streamed.Writing.mark = stop
+fastagg._engine.files.streamed.Writing.mark = stop
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -326,7 +326,7 @@ def test_progress_on_a_terminal(monkeypatch, capsys, with_tqdm):
     if not with_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm", None)
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("fastagg.disk.command.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("fastagg._engine.files.command.time.monotonic", lambda: next(clock))
     with Bar(quiet=False) as bar:
         for name in ("Gram", "mix"):
             for done in (1, 2, 3):

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fastagg
-from fastagg import InputError, files
+from fastagg import InputError
+from fastagg._engine import atomic
 
 IDS = [f"c{k}" for k in range(7)]
 
@@ -33,7 +34,7 @@ def stopped_before(monkeypatch, name, run):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
-        patch.setattr(files.Temporary, "discard", lambda self: self.close())
+        patch.setattr(atomic.Temporary, "discard", lambda self: self.close())
         with pytest.raises(Stopped):
             run()
 

@@ -22,11 +22,12 @@ from model_files import assert_same_model, load_model, read_round, write_round, 
 from safetensors.torch import load_file
 
 import fastagg
-from fastagg import InputError, files
-from fastagg import table as tables
-from fastagg.disk.mapped import open_model
-from fastagg.disk.slabs import slabs_of
-from fastagg.disk.written import PartFile
+from fastagg import InputError
+from fastagg._engine import atomic
+from fastagg._engine import table as tables
+from fastagg._engine.files.mapped import open_model
+from fastagg._engine.files.slabs import slabs_of
+from fastagg._engine.files.written import PartFile
 
 CUT = {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,), "c.w": (64, 1024)}
 
@@ -332,9 +333,9 @@ def test_a_mapped_temporary_file_is_locked(tmp_path):
     """Its descriptor is closed early, for there may be more files than descriptors"""
     part = PartFile(tmp_path / "x", [("a", torch.float32, torch.Size([3]))], 100)
     assert part.new.fd < 0
-    assert files.stale(tmp_path / "x") == []
+    assert atomic.stale(tmp_path / "x") == []
     part.tensors = part.memory = None
-    assert files.stale(tmp_path / "x") == [part.new.path]
+    assert atomic.stale(tmp_path / "x") == [part.new.path]
 
 
 def test_names_of_clients_and_parts(tmp_path):

@@ -26,7 +26,7 @@ from distributed_checks import a_rank_that_dies
 from distributed_parts import CHECKS
 
 import fastagg
-from fastagg.shards import redistribute
+from fastagg._engine.distributed import redistribute
 from fastagg.sim.config import from_dict
 from fastagg.sim.run import read_metrics, simulate
 

@@ -10,8 +10,8 @@ from cohort import DTYPES, assert_same_bits, median_of
 from every_method import cohort
 
 import fastagg
-from fastagg import elementwise
-from fastagg.access import Memory
+from fastagg._engine import elementwise
+from fastagg._engine.access import Memory
 
 ROBUST = {
     "krum": {"f": 1}, "multi_krum": {"f": 1}, "geometric_median": {"weighted": False}, "centred_clipping": {"tau": 0.5},

@@ -36,19 +36,19 @@ FIRST = [
     """
 import sys, fastagg
 assert "torch" not in sys.modules
-from fastagg.methods.common import REGISTRY
+from fastagg._engine.aggregator import REGISTRY
 assert len(REGISTRY) == len(fastagg.methods())
 from fastagg import *
 assert fedavg and mix
 """,
     """
 import fastagg.gram, fastagg.methods.fedavg, fastagg.info, fastagg.diagnostics
-from fastagg import registry
+from fastagg._engine import registry
 assert registry.aggregator("krum")
 """,
     """
 import torch
-from fastagg.core import mix
+from fastagg._engine.core import mix
 assert mix([{"a": torch.ones(3)}] * 2, torch.ones(2, requires_grad=True))["a"].requires_grad
 """,
 ]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastagg import InputError
-from fastagg.methods.common import Cohort
+from fastagg._engine.aggregator import Cohort
 from fastagg.methods.feddisco import FedDisco, feddisco
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.weight": (6,), "bn.running_var": (6,)}

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fastagg
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.methods.common import Cohort
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import Cohort
 from fastagg.methods.fedlaw import FedLAW, Trainer, client_weights, fedlaw, shrinking
 
 D, H, C = 5, 7, 3

@@ -125,7 +125,7 @@ def test_sixteen_bits_keep_wide_moments(cls, dtype):
 
 
 def test_a_sixteen_bit_update_is_summed_up_piece_by_piece(monkeypatch):
-    monkeypatch.setattr("fastagg.wide.CHUNK", 7)
+    monkeypatch.setattr("fastagg._engine.wide.CHUNK", 7)
     g, clients = cohort(dtype=torch.bfloat16)
     pieces, whole = FedAdam(), FedAdam()
     result = pieces.aggregate(g, clients, SIZES)

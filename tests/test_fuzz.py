@@ -33,10 +33,10 @@ from test_sim_data import write_cifar, write_idx
 from test_sim_report import fake
 
 import fastagg
-from fastagg import files
+from fastagg._engine import atomic
+from fastagg._engine.aggregator import REGISTRY, Aggregator
+from fastagg._engine.files.mapped import open_model
 from fastagg.cli import main
-from fastagg.disk.mapped import open_model
-from fastagg.methods.common import REGISTRY, Aggregator
 from fastagg.sim import config, data, report
 
 MEMORY = 1 << 30  # what may be asked for beyond what is in use; the largest official file takes 190 MB as float32
@@ -203,10 +203,10 @@ TREE = {
 @cases(150, 1500, choice=st.data())
 def test_checkpoints(folder, choice):
     path = folder / "checkpoint.safetensors"
-    files.save(path, TREE)
+    atomic.save(path, TREE)
     raw = path.read_bytes()
     path.write_bytes(choice.draw(damaged(raw) | odd_safetensors(raw)))
-    loads_or_refuses(lambda: files.load(path), path, fastagg.InputError)
+    loads_or_refuses(lambda: atomic.load(path), path, fastagg.InputError)
 
 
 @cache

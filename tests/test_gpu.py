@@ -9,7 +9,7 @@ from cohort import DTYPES, assert_same_bits, make
 from test_kernels import SHAPES, assert_mixed, check_marks, gram_error, gram_tolerance
 
 import fastagg
-from fastagg import backends
+from fastagg._engine import backends
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from conftest import emulated_kernels
 from pretended import GPU, Pretended
 
 import fastagg
-from fastagg import backends
+from fastagg._engine import backends
 
 SHAPES = {"a.weight": (40, 30), "a.bias": (7,), "bn.running_mean": (5,)}
 K = 3
@@ -23,7 +23,7 @@ def gpu(request, monkeypatch):
     """The device; Triton's kernels are prepared, but not run"""
     kernels = emulated_kernels()
     if request.param == "triton":
-        kernels = pytest.importorskip("fastagg.backends.triton", reason="triton is not installed")
+        kernels = pytest.importorskip("fastagg._engine.backends.triton", reason="triton is not installed")
         monkeypatch.setattr(kernels, "_launch", lambda *args, **constants: None)
     with Pretended(monkeypatch, kernels) as device:
         device.runs = request.param == "cuda"

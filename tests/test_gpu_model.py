@@ -13,7 +13,7 @@ from conftest import emulated_kernels
 
 from benchmarks import gpu, gpu_host, gpu_model
 from benchmarks.gpu_model import A100, GPUS, H100, Job, predict
-from fastagg.backends import cuda, plan
+from fastagg._engine.backends import cuda, plan
 
 ROOT = Path(__file__).parent.parent
 

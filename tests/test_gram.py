@@ -8,8 +8,8 @@ import torch
 from cohort import flat, make
 
 import fastagg
-from fastagg.access import Memory
-from fastagg.methods.cohort import Cohort
+from fastagg._engine.access import Memory
+from fastagg._engine.cohort import Cohort
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import torch
 from cohort import DTYPES, assert_same_bits, assert_unchanged, flat, make, snapshot
 
 import fastagg
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.result import allocate
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.result import allocate
 
 TAILS = (1, 3, 7, 8, 9, 15, 16, 17, 31, 33)
 SHAPES = {f"t{n}.weight": (n,) for n in TAILS} | {
@@ -264,7 +264,7 @@ def test_streaming_stores_and_large_tensors(kernels):
 
 def test_threads_honour_torch(monkeypatch):
     seen = []
-    from fastagg.backends import cpu
+    from fastagg._engine.backends import cpu
 
     class Spy:
         def mix(self, *args):

@@ -15,7 +15,7 @@ from cohort import assert_same_bits, assert_unchanged, make, snapshot
 from every_method import METHODS, OPTIONS, K, cohort, models, round_info, run
 
 import fastagg
-from fastagg.methods.common import REGISTRY
+from fastagg._engine.aggregator import REGISTRY
 
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 BAD = 2

@@ -7,7 +7,7 @@ import torch
 from cohort import flat, make
 
 import fastagg
-from fastagg import backends
+from fastagg._engine import backends
 
 SHAPES = {"a.weight": (6, 3), "b.weight": (5,)}
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import table as tables
-from fastagg.backends import plan
+from fastagg._engine import table as tables
+from fastagg._engine.backends import plan
 
 sizes = st.one_of(st.integers(0, 40), st.sampled_from([1023, 1024, 1025, 2048, 5000, 70_000]))
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])

@@ -23,10 +23,10 @@ from odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
 from profiles import cases, check_number_of_cases
 
 import fastagg
-from fastagg import backends
-from fastagg import table as tables
-from fastagg.methods.common import REGISTRY
-from fastagg.table import FLOATING
+from fastagg._engine import backends
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import REGISTRY
+from fastagg._engine.table import FLOATING
 
 pytestmark = pytest.mark.skipif(backends.cpu is None, reason="no native module")
 layerings = st.sampled_from([None, lambda key: key, lambda key: "all", lambda key: str(len(key) % 3)])

@@ -15,7 +15,7 @@ from cohort import assert_same_bits, assert_unchanged, snapshot
 from every_method import METHODS, NEEDS_MANY, OPTIONS, ROBUST, K, cohort, models, round_info, run
 
 import fastagg
-from fastagg.methods.common import REGISTRY
+from fastagg._engine.aggregator import REGISTRY
 
 
 @pytest.mark.parametrize("name", METHODS)

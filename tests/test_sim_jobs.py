@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastagg import files
+from fastagg._engine import atomic
 from fastagg.cli import main
 from fastagg.sim import jobs
 from fastagg.sim.config import from_dict
@@ -76,7 +76,7 @@ def test_ctrl_c_stops_all_runs_and_reports_them(comparison, tmp_path, capsys):
         assert json.loads((folder / "summary.json").read_text())["finished"] is False
         rounds = [m["round"] for m in read_metrics(folder / "metrics.jsonl")]
         assert rounds == list(range(len(rounds)))
-        files.Lock(folder / "run.lock", "this run").release()  # nobody has it
+        atomic.Lock(folder / "run.lock", "this run").release()  # nobody has it
 
 
 def test_a_second_signal_ends_it_at_once(comparison, tmp_path):

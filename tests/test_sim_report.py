@@ -487,7 +487,7 @@ def test_reports_are_made_without_torch(module):
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert not [name for name in names if name.startswith("torch")]
     assert {name for name in names if name.startswith("fastagg")} <= {
-        "fastagg.regular",
+        "fastagg._engine.regular",
         "fastagg.sim",
         "fastagg.sim.report",
     }

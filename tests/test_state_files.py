@@ -18,7 +18,7 @@ from every_method import METHODS, OPTIONS, cohort, models, round_info
 from test_nonfinite import IDS, same
 
 import fastagg
-from fastagg import files
+from fastagg._engine import atomic
 
 REMEMBERS = OPTIONS | {"fedawa": {"variant": "released"}}
 
@@ -108,14 +108,14 @@ def test_a_failed_write_leaves_the_former_file(tmp_path, monkeypatch):
 
 def test_a_flipped_bit_is_found(tmp_path):
     path = tmp_path / "x"
-    files.save(path, {"x": torch.arange(3.0), "text": '"fastagg.sha256": "0', "n": 5})
+    atomic.save(path, {"x": torch.arange(3.0), "text": '"fastagg.sha256": "0', "n": 5})
     content = path.read_bytes()
     for i in range(0, len(content), 3):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
         with pytest.raises(fastagg.InputError, match="x is not a file that fastagg saved, or is damaged"):
-            files.load(path)
+            atomic.load(path)
     path.write_bytes(content)
-    assert files.load(path)["n"] == 5
+    assert atomic.load(path)["n"] == 5
 
 
 def test_two_writers_and_a_reader(tmp_path):
@@ -125,7 +125,7 @@ def test_two_writers_and_a_reader(tmp_path):
     def save(value):
         try:
             for _ in range(30):
-                files.save(path, {"a": torch.full((5000,), value), "b": torch.full((5000,), value)})
+                atomic.save(path, {"a": torch.full((5000,), value), "b": torch.full((5000,), value)})
         except BaseException as error:
             failed.append(error)
 
@@ -134,7 +134,7 @@ def test_two_writers_and_a_reader(tmp_path):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        found = files.load(path)
+        found = atomic.load(path)
         assert torch.equal(found["a"], found["b"])
         assert len(found["a"].unique()) == 1
     for thread in threads:
@@ -148,16 +148,16 @@ def test_only_files_are_loaded(kind, tmp_path):
     path = tmp_path / "x"
     {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
     with pytest.raises(fastagg.InputError, match="x is not a regular file"):
-        files.load(path)
+        atomic.load(path)
 
 
 def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
     gen = torch.Generator().manual_seed(0)
-    for dtype in files.DTYPES:
+    for dtype in atomic.DTYPES:
         bits = torch.randint(0, 2 if dtype == torch.bool else 256, (48,), generator=gen, dtype=torch.uint8)
         x = bits.view(dtype)
-        files.save(tmp_path / "x", {"bool": torch.tensor(True), "x": x, "scalar": x[0], "none": x[:0], "part": x[::2]})
-        back = files.load(tmp_path / "x")
+        atomic.save(tmp_path / "x", {"bool": torch.tensor(True), "x": x, "scalar": x[0], "none": x[:0], "part": x[::2]})
+        back = atomic.load(tmp_path / "x")
         assert back["x"].dtype == dtype
         for name, expected in {"x": x, "scalar": x[0], "none": x[:0], "part": x[::2]}.items():
             assert back[name].shape == expected.shape
@@ -168,13 +168,13 @@ def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
 
 def test_a_dtype_that_does_not_fit_is_named(tmp_path):
     with pytest.raises(fastagg.InputError, match="complex128, which a safetensors file cannot hold"):
-        files.save(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
+        atomic.save(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
 
 
 def test_lazy_conjugates_and_negatives_keep_their_values(tmp_path):
     x = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
-    files.save(tmp_path / "x", {"conj": x.conj(), "neg": x.conj().imag})
-    back = files.load(tmp_path / "x")
+    atomic.save(tmp_path / "x", {"conj": x.conj(), "neg": x.conj().imag})
+    back = atomic.load(tmp_path / "x")
     assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
     assert back["neg"].tolist() == [-2.0, 4.0]
 
@@ -187,13 +187,13 @@ def test_nothing_is_written_through_links(tmp_path):
     mine.write_text("mine")
     os.symlink(mine, tmp_path / "x.part")
     os.symlink(mine, path)
-    files.write(path, "new")
+    atomic.write(path, "new")
     assert path.read_text() == "new"
     assert not path.is_symlink()
     assert mine.read_text() == "mine"
     path.unlink()
     os.link(mine, path)
-    files.write(path, "new")
+    atomic.write(path, "new")
     assert mine.read_text() == "mine"
 
 
@@ -201,11 +201,11 @@ def test_the_mode_of_a_file_is_kept(tmp_path):
     path = tmp_path / "x"
     before = os.umask(0o027)
     try:
-        files.write(path, "new")
+        atomic.write(path, "new")
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         for mode in (0o600, 0o444, 0o666):
             path.chmod(mode)
-            files.write(path, "newer")
+            atomic.write(path, "newer")
             assert stat.S_IMODE(path.stat().st_mode) == mode
     finally:
         os.umask(before)
@@ -214,8 +214,8 @@ def test_the_mode_of_a_file_is_kept(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from fastagg import files
-with files.whole(Path(sys.argv[1])) as file:
+from fastagg._engine import atomic
+with atomic.whole(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
     os.kill(os.getpid(), 9)
@@ -233,9 +233,9 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
         (tmp_path / name).write_text("mine")
     os.symlink(tmp_path / "mine", tmp_path / ".x.1-0123456789abcdef.part")
     os.mkfifo(tmp_path / ".x.2-0123456789abcdef.part")
-    with files.whole(path) as file:  # the file of a living process stays
+    with atomic.whole(path) as file:  # the file of a living process stays
         file.write(b"first")
-        files.write(path, "second")
+        atomic.write(path, "second")
         assert path.read_text() == "second"
     assert path.read_text() == "first"
     links = [".x.1-0123456789abcdef.part", ".x.2-0123456789abcdef.part"]
@@ -249,11 +249,11 @@ def test_a_new_file_that_is_taken_for_a_stale_one_gets_another_name(tmp_path, mo
     def flock(fd, how):
         if not seen:
             seen.append(os.listdir(tmp_path))
-            files.remove_stale(tmp_path / "x")
+            atomic.remove_stale(tmp_path / "x")
         return really(fd, how)
 
     monkeypatch.setattr("fcntl.flock", flock)
-    files.write(tmp_path / "x", "new")
+    atomic.write(tmp_path / "x", "new")
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -262,7 +262,7 @@ def test_only_files_are_replaced(kind, tmp_path):
     path = tmp_path / "x"
     {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/null")}[kind]()
     with pytest.raises(fastagg.InputError, match="x is not a regular file"):
-        files.write(path, "new")
+        atomic.write(path, "new")
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -272,18 +272,18 @@ def test_an_error_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*x\.json"):
-        files.write_json(tmp_path / "x.json", {})
+        atomic.write_json(tmp_path / "x.json", {})
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
     with pytest.raises(FileNotFoundError, match=r"none/x\.json'$"):
-        files.write_json(tmp_path / "none" / "x.json", {})
+        atomic.write_json(tmp_path / "none" / "x.json", {})
 
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from fastagg import files
-lock = files.Lock(Path(sys.argv[1]), "a run")
+from fastagg._engine import atomic
+lock = atomic.Lock(Path(sys.argv[1]), "a run")
 print("held", flush=True)
 time.sleep(60)
 """
@@ -295,12 +295,12 @@ def test_one_process_holds_a_lock(tmp_path):
         try:
             assert holder.stdout.readline() == "held\n"
             with pytest.raises(fastagg.InputError, match="lock: another process is writing this run"):
-                files.Lock(path, "this run")
+                atomic.Lock(path, "this run")
         finally:
             holder.kill()
     assert path.exists()
-    with files.Lock(path, "this run"), pytest.raises(fastagg.InputError, match="another process"):
-        files.Lock(path, "this run")
+    with atomic.Lock(path, "this run"), pytest.raises(fastagg.InputError, match="another process"):
+        atomic.Lock(path, "this run")
     assert not path.exists()
 
 
@@ -311,8 +311,8 @@ def test_a_lock_follows_no_link_and_removes_no_file_of_others(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "dangling", "fifo", "none/lock"):
         with pytest.raises(fastagg.InputError, match=f"{name}.* cannot "):
-            files.Lock(tmp_path / name, "this run")
-    with files.Lock(tmp_path / "mine", "this run"):
+            atomic.Lock(tmp_path / name, "this run")
+    with atomic.Lock(tmp_path / "mine", "this run"):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["dangling", "fifo", "link", "mine"]

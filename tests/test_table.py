@@ -14,7 +14,7 @@ import torch
 from cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
 
 import fastagg
-from fastagg import table as tables
+from fastagg._engine import table as tables
 
 SHAPES = {"conv.weight": (4, 3, 2, 2), "bn.weight": (4,), "bn.bias": (4,), "fc.weight": (5, 4), "fc.bias": (5,)}
 

@@ -16,7 +16,7 @@ from cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
 from test_kernels import assert_mixed, check_marks, gram_error, gram_tolerance
 
 import fastagg
-from fastagg import backends
+from fastagg._engine import backends
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -20,8 +20,8 @@ from cohort import make
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fastagg import table as tables
-from fastagg.backends import triton as backend
+from fastagg._engine import table as tables
+from fastagg._engine.backends import triton as backend
 
 POINTER = {torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8"}
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16

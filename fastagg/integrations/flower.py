@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from fastagg._engine.aggregator import Aggregator
+from fastagg._engine.table import InputError
 from fastagg.integrations.flower_arrays import blank, pack, unpack, view
 from fastagg.integrations.flower_round import (
     Reply,
@@ -24,8 +26,6 @@ from fastagg.integrations.flower_round import (
     not_finite,
     split_options,
 )
-from fastagg.methods.common import Aggregator
-from fastagg.table import InputError
 
 # after ours, which say what to install where there is no Flower
 # isort: split

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fastagg.table import DTYPE_CODE, InputError, StateDict, as_tensor
+from fastagg._engine.table import DTYPE_CODE, InputError, StateDict, as_tensor
 
 try:
     from flwr.app import Array, ArrayRecord

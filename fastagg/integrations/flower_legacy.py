@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fastagg._engine.aggregator import Aggregator
+from fastagg._engine.table import InputError
 from fastagg.integrations.flower_arrays import NUMPY, blank_npy, view_npy
 from fastagg.integrations.flower_round import (
     Reply,
@@ -19,8 +21,6 @@ from fastagg.integrations.flower_round import (
     not_finite,
     split_options,
 )
-from fastagg.methods.common import Aggregator
-from fastagg.table import InputError
 
 # after ours, which say what to install where there is no Flower
 # isort: split

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg import large_pages
-from fastagg.hints import prefix_hint
-from fastagg.methods.common import Aggregator
-from fastagg.result import Result, Results
-from fastagg.table import InputError
+from fastagg._engine import large_pages
+from fastagg._engine.aggregator import Aggregator
+from fastagg._engine.hints import prefix_hint
+from fastagg._engine.result import Result, Results
+from fastagg._engine.table import InputError
 
 LOG = logging.getLogger("fastagg")
 Model = dict[str, Tensor]

@@ -194,7 +194,7 @@ class FastAggAggregator(ModelAggregator):
         wrong = {name: sorted(set(model.params) ^ set(reference)) for name, model in self._models.items()}
         wrong = {
             name: f"key {keys[0]!r} is {'missing' if keys[0] in reference else 'not in the model it is compared with'}"
-            + fastagg.table.prefix_hint(self._models[name].params, reference)
+            + fastagg._engine.table.prefix_hint(self._models[name].params, reference)
             for name, keys in wrong.items() if keys
         }  # fmt: skip
         if wrong:
@@ -327,7 +327,7 @@ def _loaded(value: Any) -> Any:
 def _misfit(reference: dict, sd: dict) -> str:
     """Why a client's tensors are not of the reference's form; nothing if they are"""
     try:
-        fastagg.table.build(reference, [sd])
+        fastagg._engine.table.build(reference, [sd])
     except fastagg.InputError as error:
         return str(error).removeprefix("client 0: ")
     return ""
@@ -344,7 +344,7 @@ def _numbers(value: Any) -> np.ndarray | None:
 
 def _widened(value: Any) -> torch.Tensor:
     """In float32 if it is a 16-bit format: a model plus an update would lose most of the update there"""
-    tensor = fastagg.table.as_tensor(value, "the model", "")
+    tensor = fastagg._engine.table.as_tensor(value, "the model", "")
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 

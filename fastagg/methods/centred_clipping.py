@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import core
-from fastagg.finite import NonFiniteError
-from fastagg.gram import Gram
-from fastagg.methods.common import (
+from fastagg._engine import core
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_choice,
@@ -29,9 +27,11 @@ from fastagg.methods.common import (
     describe,
     function_of,
 )
-from fastagg.methods.remembered import check_form, check_tensor
-from fastagg.result import Result
-from fastagg.table import InputError, Table, as_tensor
+from fastagg._engine.finite import NonFiniteError
+from fastagg._engine.gram import Gram
+from fastagg._engine.remembered import check_form, check_tensor
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError, Table, as_tensor
 
 
 @dataclass(kw_only=True, eq=False)

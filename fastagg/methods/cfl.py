@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_choice,
@@ -28,8 +28,8 @@ from fastagg.methods.common import (
     describe_several,
     function_of,
 )
-from fastagg.result import Results
-from fastagg.table import InputError
+from fastagg._engine.result import Results
+from fastagg._engine.table import InputError
 
 
 @dataclass(kw_only=True, eq=False)

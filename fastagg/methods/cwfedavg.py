@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg import finite
-from fastagg import table as tables
-from fastagg.methods.common import (
+from fastagg._engine import finite
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_sizes,
@@ -32,8 +32,8 @@ from fastagg.methods.common import (
     ratio,
     shares,
 )
-from fastagg.result import Results
-from fastagg.table import FLOATING, InputError, StateDict, Table, module_of
+from fastagg._engine.result import Results
+from fastagg._engine.table import FLOATING, InputError, StateDict, Table, module_of
 
 
 @dataclass(kw_only=True, eq=False)

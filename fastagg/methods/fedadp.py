@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg.gram import Gram
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_number,
@@ -25,8 +24,9 @@ from fastagg.methods.common import (
     function_of,
     ratio,
 )  # fmt: skip
-from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError
 
 
 @dataclass(kw_only=True, eq=False)

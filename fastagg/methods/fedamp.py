@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe_several, function_of, ratio
-from fastagg.result import Results
+from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe_several, function_of, ratio
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Results
 
 
 @dataclass(kw_only=True, eq=False)

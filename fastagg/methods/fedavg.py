@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastagg.methods.common import Aggregator, Cohort, describe, function_of
-from fastagg.result import Result
+from fastagg._engine.aggregator import Aggregator, Cohort, describe, function_of
+from fastagg._engine.result import Result
 
 
 @dataclass(kw_only=True, eq=False)

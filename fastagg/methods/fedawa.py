@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastagg.gram import Gram
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_choice,
@@ -36,8 +35,9 @@ from fastagg.methods.common import (
     function_of,
     ratio,
 )
-from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError
 
 VARIANTS = ("paper", "released", "cos")
 # Defaults of steps and of Adam's lr. Those of "paper" were chosen by benchmarks/fedawa_steps.py, see docs/methods.md.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_choice,
@@ -27,8 +27,8 @@ from fastagg.methods.common import (
     ratio,
     shares,
 )
-from fastagg.result import Result
-from fastagg.table import InputError, Table
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError, Table
 
 TINY = np.finfo(np.float64).tiny
 

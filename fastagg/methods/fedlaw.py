@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR
 
-from fastagg import backends, core, finite
-from fastagg import table as tables
-from fastagg.methods.common import (
+from fastagg._engine import backends, core, finite
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import (
     REGISTRY,
     Aggregator,
     Cohort,
@@ -35,8 +35,8 @@ from fastagg.methods.common import (
     describe,
     documentation,
 )
-from fastagg.result import Result, check_out
-from fastagg.table import FLOATING, InputError, StateDict, Table, as_tensor
+from fastagg._engine.result import Result, check_out
+from fastagg._engine.table import FLOATING, InputError, StateDict, Table, as_tensor
 
 Loss = Callable[[Any, Any], Tensor]
 SWA_AFTER = 6  # epochs before the client weights are averaged, as in the authors' code

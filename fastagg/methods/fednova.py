@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg import finite
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of, one_per_client
-from fastagg.result import Result
-from fastagg.table import InputError, Table
+from fastagg._engine import finite
+from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, function_of, one_per_client
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError, Table
 
 
 @dataclass(kw_only=True, eq=False)

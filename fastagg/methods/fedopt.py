@@ -24,13 +24,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fastagg import finite
-from fastagg.forked import one_thread
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe, function_of
-from fastagg.methods.remembered import check_form, check_tensor
-from fastagg.result import Result
-from fastagg.table import InputError, Layout, Table, as_tensor
-from fastagg.wide import largest_update, wide_dtype
+from fastagg._engine import finite
+from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, function_of
+from fastagg._engine.forked import one_thread
+from fastagg._engine.remembered import check_form, check_tensor
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError, Layout, Table, as_tensor
+from fastagg._engine.wide import largest_update, wide_dtype
 
 INFINITY = float("inf")
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.gram import Gram
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_flag,
@@ -32,7 +31,8 @@ from fastagg.methods.common import (
     describe,
     function_of,
 )
-from fastagg.result import Result
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.gram import Gram
-from fastagg.methods.common import (
+from fastagg._engine.aggregator import (
     Aggregator,
     Cohort,
     check_integer,
     describe,
     function_of,
 )
-from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError
 
 
 @dataclass(kw_only=True, eq=False)

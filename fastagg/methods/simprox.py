@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, check_number, float64, function_of
-from fastagg.table import InputError
+from fastagg._engine.aggregator import Aggregator, check_number, float64, function_of
+from fastagg._engine.gram import Gram
+from fastagg._engine.table import InputError
 
 
 @dataclass(kw_only=True, eq=False)

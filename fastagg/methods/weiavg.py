@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastagg.gram import Gram
-from fastagg.methods.common import Aggregator, Cohort, check_number, describe, float64, function_of
-from fastagg.result import Result
-from fastagg.table import InputError
+from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, float64, function_of
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result
+from fastagg._engine.table import InputError
 
 LEAST = 0.01  # of the mean magnitude: the smallest value after the shift
 

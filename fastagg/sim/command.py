@@ -16,7 +16,7 @@ from fastagg.sim import config
 from fastagg.sim.config import Config
 
 if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
-    from fastagg.shards.peers import Peers
+    from fastagg._engine.distributed.peers import Peers
 
 SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastagg.shards.peers import Peers
+from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import config, page, report, run
 from fastagg.sim.config import Config
 from fastagg.sim.jobs import make_runs

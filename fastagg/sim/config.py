@@ -14,8 +14,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from fastagg.checks import check_choice, check_integer, check_number, suggest
-from fastagg.regular import open_regular
+from fastagg._engine.checks import check_choice, check_integer, check_number, suggest
+from fastagg._engine.regular import open_regular
 from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
@@ -105,7 +105,7 @@ class Config:
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
-        from fastagg.methods.common import make
+        from fastagg._engine.aggregator import make
 
         cls = self.aggregator_class
         if not isinstance(self.options, dict):
@@ -121,7 +121,7 @@ class Config:
 
     @property
     def aggregator_class(self) -> type:
-        from fastagg.methods.common import REGISTRY
+        from fastagg._engine.aggregator import REGISTRY
 
         if self.method not in REGISTRY:
             names = [*sorted(REGISTRY), *ALIASES]
@@ -184,7 +184,7 @@ def from_dict(values: dict[str, Any], where: str = "") -> Config:
 
 def is_method(text: str) -> bool:
     """Whether this names a method, and not a folder that happens to be called like one"""
-    from fastagg import registry
+    from fastagg._engine import registry
 
     return text.partition(":")[0] in {*ALIASES, *(method.name for method in registry.methods())}
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fastagg.shards.peers import Peers
+from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import run
 from fastagg.sim.config import Config
 

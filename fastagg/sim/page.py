@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fastagg import files
+from fastagg._engine import atomic
 from fastagg.sim.report import Run, cells_of, measure, options_of, percent, table
 
 CSS = """
@@ -112,14 +112,14 @@ def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> 
         picture, drawing = io.BytesIO(), io.StringIO()
         plots.save(drawn.figure, picture, "png")
         plots.save(drawn.figure, drawing, "svg")
-        files.write(out / "plots" / f"{name}.png", picture.getvalue())
+        atomic.write(out / "plots" / f"{name}.png", picture.getvalue())
         title_, words = _safe(drawn.title), _safe(drawn.caption)
         svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title_)
         part = f'<figcaption>{words}</figcaption><div class="scroll">{svg}</div>'
         part = f"<details><summary>{title_}</summary>{part}</details>" if drawn.folded else f"<h2>{title_}</h2>{part}"
         parts.append(f'<figure id="{name}">{part}</figure>')
     page = out / "report.html"
-    files.write(page, _page(groups, title or heading(groups), parts, colours))
+    atomic.write(page, _page(groups, title or heading(groups), parts, colours))
     return page
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastagg.checks import check_choice, check_integer, check_number
+from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim.choices import KINDS
 
 BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2

@@ -19,11 +19,11 @@ import numpy as np
 import torch.distributed as dist
 
 import fastagg
-from fastagg import table as tables
-from fastagg.methods.common import Aggregator
-from fastagg.result import Result, Results
-from fastagg.shards import redistribute, sharded
-from fastagg.shards.peers import Peers
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import Aggregator
+from fastagg._engine.distributed import redistribute, sharded
+from fastagg._engine.distributed.peers import Peers
+from fastagg._engine.result import Result, Results
 from fastagg.sim import attack
 from fastagg.sim.config import Config
 from fastagg.sim.train import Job, Update

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fastagg.regular import open_regular
+from fastagg._engine.regular import open_regular
 
 AVERAGED = 5  # rounds at the end whose mean is a run's accuracy, if it has as many
 PHASES = ("train", "aggregate", "evaluate")  # of a round

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import fastagg
-from fastagg import files
-from fastagg.shards.peers import Peers
+from fastagg._engine import atomic
+from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, config, data, models, partition, ranks, report
 from fastagg.sim.config import Config
 from fastagg.sim.report import read_metrics
@@ -351,12 +351,12 @@ def _begin(
     sim = Simulation(options, dataset, peers)
     if sim.first:
         out.mkdir(parents=True, exist_ok=True)
-        held.enter_context(files.Lock(out / "run.lock", "this run"))
+        held.enter_context(atomic.Lock(out / "run.lock", "this run"))
         check_folder(options, out, resume)  # again: it may have been begun meanwhile
     resumed = resume and saved.exists()
     if resumed:
         try:
-            sim.load_state_dict(files.load(saved))
+            sim.load_state_dict(atomic.load(saved))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else error
             raise ValueError(f"{saved} cannot be continued ({what}); delete {out}, or name another folder") from error
@@ -392,16 +392,16 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
     if resumed:
         keep_rounds(metrics, sim.round)
         planned = max(planned, config.read_json(out / "config.json").rounds)  # it may become longer, never shorter
-        files.write_json(out / "config.json", options.to_json() | {"rounds": planned})
+        atomic.write_json(out / "config.json", options.to_json() | {"rounds": planned})
     else:
-        files.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
+        atomic.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
         metrics.unlink(missing_ok=True)
         counts, shares = sim.parts.counts.tolist(), [len(rows) for rows in sim.parts.test]
         facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.parts.proxy), "classes": sim.data.classes}
         facts["attackers"] = sim.attackers
-        files.write_json(out / "partition.json", facts)
+        atomic.write_json(out / "partition.json", facts)
         append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())
-        files.save(saved, sim.state_dict())
+        atomic.save(saved, sim.state_dict())
 
     def conclude(**more: Any) -> dict[str, Any]:
         summary = {
@@ -412,7 +412,7 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
                 "fastagg": version("fastagg"), "torch": torch.__version__, "python": platform.python_version(),
             },
         } | more  # fmt: skip
-        files.write_json(out / "summary.json", summary)
+        atomic.write_json(out / "summary.json", summary)
         return summary
 
     conclude()  # so that a run that is killed has a name
@@ -421,7 +421,7 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
         while sim.round < options.rounds:
             record = sim.next_round()
             append(metrics, record)
-            files.save(saved, sim.state_dict())
+            atomic.save(saved, sim.state_dict())
             if on_round is not None:
                 on_round(record)
     except KeyboardInterrupt:
@@ -445,7 +445,7 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def append(metrics: Path, record: dict[str, Any]) -> None:
-    with files.naming(metrics), open(metrics, "a", opener=_no_link) as file:
+    with atomic.naming(metrics), open(metrics, "a", opener=_no_link) as file:
         file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -460,4 +460,4 @@ def keep_rounds(metrics: Path, last: int) -> None:
             f"{metrics} lacks round {first}, though the checkpoint is of round {last}; "
             f"delete {metrics.parent}, or name another folder"
         )
-    files.write(metrics, "".join(json.dumps(record) + "\n" for record in records))
+    atomic.write(metrics, "".join(json.dumps(record) + "\n" for record in records))

@@ -18,8 +18,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 import fastagg
+from fastagg._engine.aggregator import REGISTRY, option_fields
 from fastagg.integrations.flower import FastAgg, pack, unpack, view
-from fastagg.methods.common import REGISTRY, option_fields
 
 pytestmark = pytest.mark.integration
 SIZES = [10, 20, 5, 40, 7, 3, 15]

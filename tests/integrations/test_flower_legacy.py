@@ -19,8 +19,8 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 import fastagg
+from fastagg._engine.aggregator import REGISTRY, option_fields
 from fastagg.integrations.flower import FastAggLegacy
-from fastagg.methods.common import REGISTRY, option_fields
 
 pytestmark = pytest.mark.integration
 SIZES, OK = [10, 20, 5, 40, 7, 3, 15], Status(Code.OK, "")

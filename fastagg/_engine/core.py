@@ -1,0 +1,204 @@
+"""The three kernels on state dicts: gram, mix, gram_mix. All else in the library is arithmetic on their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg._engine import backends, finite
+from fastagg._engine import table as tables
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result, allocate, check_out, finish, list_of
+from fastagg._engine.table import InputError, StateDict, Table
+
+Params = Iterable[str] | torch.nn.Module | None
+Layers = Callable[[str], str] | None
+Out = StateDict | list[StateDict] | None
+
+
+def gram(
+    global_sd: StateDict, client_sds: Sequence[StateDict], *, layerwise: bool = False, params: Params = None,
+    layers: Layers = None, backend: str | None = None,
+) -> Gram:  # fmt: skip
+    """The centred Gram of the client models, in one read of them: every inner product of g and the w_k - g.
+
+    layerwise   one Gram per layer (a layer is a module: weight and bias together) instead of the model's
+    params      names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
+    layers      function from a tensor's name to its layer's, for another grouping
+    """
+    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
+    return gram_of(table, layerwise, backend)
+
+
+def mix(
+    client_sds: Sequence[StateDict], weights: Any, *, layerwise: bool = False, layers: Layers = None, out: Out = None,
+    on_nonfinite: str = "raise", backend: str | None = None,
+) -> Result | list[Result]:  # fmt: skip
+    """Weighted sums of the client models, in one read of them.
+
+    weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
+                  A tensor that requires grad gives a result that can be differentiated in it; clients are constants
+                  here (torch.ops.fastagg.mix, after `import fastagg.ops`, is differentiable in both). Weights on a GPU
+                  are used as they are: nothing waits for the device to see whether they are finite.
+    layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
+    out           a former result (or list of them), written in place; must not overlap an input. When this, or a
+                  method, raises because a client is not finite, out may have been written already.
+    on_nonfinite  "raise": a client with a NaN or an infinity is named in a NonFiniteError, whatever its weight. On a
+                  GPU the call then waits for its result, to read a byte per tensor.
+                  "pass": the result has what came out, and nothing waits for the GPU. It is always so where weights
+                  require grad, and while a CUDA graph is captured.
+    Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
+    """
+    check = _checks(on_nonfinite)
+    table = tables.build(None, client_sds, layers=layers)
+    if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
+        table.other_inputs.append(tables.extent(weights))  # an input as others are
+    weights, several = _mix_weights(table, weights, layerwise)
+    row = rows(table, layerwise)
+    if weights.requires_grad:
+        if out is not None:
+            raise InputError("out: cannot be written in place when weights require grad")
+        if backend is not None:
+            raise InputError("backend: cannot be chosen per call when weights require grad; use fastagg.set_backend")
+        from fastagg import ops  # noqa: F401  registers the operator
+
+        clients = [t.detach() for client in table.clients for t in client]
+        flat = torch.ops.fastagg.mix(clients, weights, row.tolist())
+        results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
+    else:
+        results = mix_of(table, weights, row, out, backend=backend, check=check)
+    _describe(results, table, weights, layerwise)
+    return results if several else results[0]
+
+
+def gram_mix(
+    global_sd: StateDict, client_sds: Sequence[StateDict], weights: Any, *, layerwise: bool = False,
+    params: Params = None, layers: Layers = None, out: Out = None, on_nonfinite: str = "raise",
+    backend: str | None = None,
+) -> tuple[Gram, Result | list[Result]]:  # fmt: skip
+    """Gram and weighted sum in the same read of the clients, for weights that are known beforehand.
+
+    Arguments as in gram and mix; with layerwise=True both are per layer.
+    """
+    check = _checks(on_nonfinite)
+    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
+    if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
+        table.other_inputs.append(tables.extent(weights))  # an input as others are
+    weights, several = _mix_weights(table, weights, layerwise)
+    matrix, results = gram_mix_of(
+        table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend, check=check
+    )
+    _describe(results, table, weights, layerwise, matrix)
+    return matrix, results if several else results[0]
+
+
+def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, params: Params = None) -> torch.Tensor:
+    """The client vectors d_k = w_k - g, flattened over the parameters: [K, D]. This one does materialise them."""
+    table = tables.build(need_global(global_sd), client_sds, params=params)
+    used = np.flatnonzero(table.layout.gram_layer >= 0)
+    if not len(used):
+        raise InputError("the model has no parameters: every tensor is a buffer or an integer")
+    g = torch.cat([table.center[t].detach().reshape(-1) for t in used])
+    out = torch.empty(table.K, g.numel(), dtype=g.dtype, device=table.device)
+    for k, client in enumerate(table.clients):
+        torch.sub(torch.cat([client[t].detach().reshape(-1) for t in used]), g, out=out[k])
+    return out
+
+
+# The same on a table, for methods.
+
+
+def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
+    layout = table.layout
+    matrix = backends.choose(table.device, backend).gram(table, layout.gram_layer, len(layout.layers), layerwise)
+    return _gram(table, layerwise, matrix)
+
+
+def mix_of(
+    table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None, check: bool = False,
+    asked: Table | None = None,
+) -> list[Result]:  # fmt: skip
+    """weights [S, M, K] float64; row [T] says which of the S each tensor takes.
+
+    check   raise where a client is not finite; asked is the table whose clients are looked at then, if another
+    """
+    tensors, outs = _outputs(table, weights.shape[1], out)
+    marks = finite.marks(table, check)
+    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors, marks)
+    finite.check_outputs(asked or table, marks)
+    return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def gram_mix_of(
+    table: Table, layerwise: bool, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None,
+    check: bool = False,
+) -> tuple[Gram, list[Result]]:  # fmt: skip
+    layout = table.layout
+    tensors, outs = _outputs(table, weights.shape[1], out)
+    marks = finite.marks(table, check)
+    matrix = backends.choose(table.device, backend).gram_mix(
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
+    )
+    finite.check_outputs(table, marks)
+    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def _checks(on_nonfinite: str) -> bool:
+    if on_nonfinite not in ("raise", "pass"):
+        raise InputError(f"on_nonfinite={on_nonfinite!r}; expected 'raise' or 'pass'")
+    return on_nonfinite == "raise"
+
+
+def _tensor(weights) -> torch.Tensor:
+    """An array as a tensor where it is: torch.as_tensor would move it to torch's default device"""
+    return weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.asarray(weights))
+
+
+def rows(table: Table, layerwise: bool) -> np.ndarray:
+    """Which row of the weights each tensor takes: its layer's, or the only one. [T]"""
+    return table.layout.layer if layerwise else np.zeros(table.T, dtype=np.int32)
+
+
+def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
+    numel = torch.from_numpy(table.layout.layer_numel)
+    if layerwise:
+        return Gram(matrix, numel, table.layout.layers)
+    return Gram(matrix[0], numel.sum())
+
+
+def _describe(results: list[Result], table: Table, weights: torch.Tensor, layerwise: bool, gram=None) -> None:
+    for m, result in enumerate(results):
+        result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
+        result.layers = table.layout.layers if layerwise else None
+        result.gram = gram
+
+
+def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:
+    if out is None:
+        return allocate(table, M), [None] * M
+    outs = list_of(out)
+    return check_out(table, outs, M), outs
+
+
+def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Tensor, bool]:
+    """weights as [S, M, K] float64, and whether the caller asked for several outputs"""
+    w = weights.double() if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights, dtype=np.float64))
+    K, L = table.K, len(table.layout.layers)
+    expected = f"[L, K] or [L, M, K] with L = {L}, K = {K}" if layerwise else f"[K] or [M, K] with K = {K}"
+    good = w.dim() in (2, 3) and w.shape[0] == L if layerwise else w.dim() in (1, 2)
+    if not good or w.shape[-1] != K or 0 in w.shape[layerwise:]:
+        raise InputError(f"weights have shape {tuple(w.shape)}, expected {expected}")
+    if w.device.type == "cpu":  # to look at others would mean to wait for their device
+        for at in (~torch.isfinite(w.detach())).nonzero():
+            raise InputError(f"weights: the weight of client {int(at[-1])} is {w.detach()[tuple(at)].item()}")
+    several = w.dim() == 2 + layerwise
+    return (w if layerwise else w[None]).reshape(L if layerwise else 1, -1, K), several
+
+
+def need_global(global_sd: StateDict) -> StateDict:
+    if global_sd is None:
+        raise InputError("the global model is None; a Gram needs the model the clients started from")
+    return global_sd

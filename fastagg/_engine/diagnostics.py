@@ -1,0 +1,106 @@
+"""What a server wants to see each round, read off the Gram it has anyway: no model is looked at again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg._engine.aggregator import float64, ratio
+from fastagg._engine.gram import Gram
+from fastagg._engine.table import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostics:
+    """One round in numbers, float64; with a layer-wise Gram all have a leading [L].
+
+    update_norms              ||d_k||, how far each client moved: [K]
+    cosine                    cos(d_i, d_j), the local gradient coherence of two clients (FedLAW, Def. 5.1): [K, K]
+    coherence                 of the cohort, 1/K sum_{i != j} l_i l_j cos(d_i, d_j) (FedLAW, Def. 5.1): []
+    distance_to_global        ||gamma sum_k l_k w_k - g||, how far the global model moves: []
+    shrink_ratio              ||gamma sum_k l_k d_k|| / ||(1 - gamma) g||, r of FedLAW (Eq. 4), what is learned over
+                              what is shrunk; infinite where nothing is shrunk, as at gamma = 1: []
+    heterogeneity_coherence   cosine of the cohort's and all clients' class distribution (FedLAW, Def. 5.2), 0 to 1: [];
+                              None without class_dist
+    """
+
+    update_norms: Tensor
+    cosine: Tensor
+    coherence: Tensor
+    distance_to_global: Tensor
+    shrink_ratio: Tensor
+    heterogeneity_coherence: Tensor | None = None
+
+
+def diagnostics(
+    gram: Gram, weights: Any = None, *, gamma: float = 1.0, class_dist: Any = None, population: Any = None
+) -> Diagnostics:
+    """Norms, cosines and coherence of a round's updates, from a model's or a layer-wise Gram.
+
+    weights      l, the clients' weights, [K] or [L, K], a result's .weights; default: equal. Where they do not sum to
+                 1, their sum counts as a part of gamma. Clients that were dropped (gram.absent) have weight 0; their
+                 norms and cosines are 0, and K is the number of the others.
+    gamma        what the aggregate was scaled by, FedLAW's result.gamma
+    class_dist   [K, C], shares or sample counts of the classes: for the heterogeneity coherence, which is about data
+                 distributions and cannot be seen in a Gram
+    population   [C], the classes in the data of all clients, also of those not in the round; default: the sum of
+                 class_dist over clients
+    """
+    C = gram.matrix.cpu().numpy()
+    lam = _weights(gram, weights)
+    if not isinstance(gamma, int | float | np.number) or not np.isfinite(gamma):
+        raise InputError(f"gamma={gamma!r}; expected a finite number")
+
+    cosine = gram.cosine().cpu()
+    others = cosine.numpy() * (1 - np.eye(gram.K))
+    coherence = _quadratic(others, lam) / max(len(gram.took_part), 1)
+
+    c, b, G = C[..., 0, 0], C[..., 0, 1:], C[..., 1:, 1:]
+    shrink = 1 - gamma * lam.sum(-1)  # the aggregate is g - shrink g + gamma sum l d
+    shrink = np.where(np.abs(shrink) < 1e-12, 0.0, shrink)  # weights sum to 1 up to rounding
+    learned = np.maximum(gamma**2 * _quadratic(G, lam), 0)
+    moved = np.maximum(shrink**2 * c - 2 * shrink * gamma * (lam * b).sum(-1) + learned, 0)
+    shrunk = np.abs(shrink) * np.sqrt(np.maximum(c, 0))
+    return Diagnostics(
+        update_norms=gram.norms().cpu(),
+        cosine=cosine,
+        coherence=torch.as_tensor(coherence),
+        distance_to_global=torch.as_tensor(np.sqrt(moved)),
+        shrink_ratio=torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
+        heterogeneity_coherence=None if class_dist is None else _heterogeneity(gram, lam, class_dist, population),
+    )
+
+
+def _weights(gram: Gram, weights: Any) -> np.ndarray:
+    shape = (*gram.matrix.shape[:-2], gram.K)
+    if weights is None:
+        weights = np.zeros(gram.K)
+        weights[gram.took_part] = 1 / max(len(gram.took_part), 1)
+    lam = float64(weights)
+    if lam.shape not in (shape, (gram.K,)):
+        raise InputError(f"weights have shape {lam.shape}, expected {shape}")
+    if not np.isfinite(lam).all():
+        raise InputError("weights are not finite")
+    return np.broadcast_to(lam, shape)
+
+
+def _heterogeneity(gram: Gram, lam: np.ndarray, class_dist: Any, population: Any) -> Tensor:
+    """cos(sum_k l_k D_k, D): the similarity of distributions, which Def. 5.2 leaves open, is the cosine"""
+    D = float64(class_dist)
+    if D.ndim != 2 or len(D) != lam.shape[-1] or not np.isfinite(D).all() or (D < 0).any():
+        raise InputError(f"class_dist: expected [{lam.shape[-1]}, classes] finite numbers >= 0, a row per client")
+    everyone = D[gram.took_part].sum(0) if population is None else float64(population)
+    if everyone.shape != D.shape[1:] or not np.isfinite(everyone).all() or (everyone < 0).any():
+        raise InputError(f"population: expected {D.shape[1]} finite numbers >= 0, one per class")
+    cohort = lam @ ratio(D, D.sum(1, keepdims=True))  # [C] or [L, C]
+    norms = np.sqrt((cohort**2).sum(-1) * (everyone**2).sum())
+    return torch.as_tensor(np.clip(ratio(cohort @ everyone, norms), -1, 1))
+
+
+def _quadratic(A: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """x'A x: [] or [L]"""
+    return (x * (A @ x[..., None])[..., 0]).sum(-1)

@@ -1,0 +1,248 @@
+"""`fastagg aggregate`: files in, a file out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastagg._engine.checks import InputError, suggest
+from fastagg.cli import key_value, say
+
+if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
+    from fastagg._engine.files.job import FileResult, Job
+
+ABOUT = """Aggregates models in safetensors files into a new one, without ever holding them in memory.
+
+  fastagg aggregate --method fedawa --global g.safetensors clients/*.safetensors -o new.safetensors --sizes sizes.json
+
+      one round of FedAWA. A client's id is its file's name without the ending; sizes.json is {"id": samples, ..} or a
+      list in the order of the files, and may be given here: --sizes '[600, 150]'. new.safetensors is there when all is
+      well, or not touched at all.
+
+  fastagg aggregate --method fedadam --opt lr=0.01 --state fedadam.state --global g.safetensors -o g.safetensors \\
+      clients/*.safetensors
+
+      a round of many: what the method remembers is kept in fedadam.state, and the global model is replaced.
+
+A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. A
+folder with a LoRA adapter in and a folder out: the new one has adapter_model.safetensors and adapter_config.json. No
+file may be changed while it is read. Exit codes: 0 done, 1 something is wrong with the files, 2 with the command, 130
+stopped by Ctrl-C.
+"""
+
+
+class UsageError(Exception):
+    pass
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="fastagg aggregate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("clients", nargs="+", metavar="CLIENT", help="the clients' models")
+    p.add_argument("--method", required=True, metavar="NAME", help="a name that `fastagg methods` lists")
+    p.add_argument("--global", dest="global_path", metavar="MODEL", help="the model the clients started from")
+    p.add_argument(
+        "-o", "--out", required=True, metavar="PATH",
+        help="a .safetensors file, or a folder; for methods that give a model per client or cluster, the folder of all",
+    )  # fmt: skip
+    p.add_argument(
+        "--opt", action="append", default=[], metavar="KEY=VALUE", help="an option of the method; repeatable"
+    )
+    p.add_argument(
+        "--sizes", metavar="JSON",
+        help='how much data each client has (default: equally much): {"id": 600, ..}, or a list in the order of the '
+        "files; here or in a file",
+    )  # fmt: skip
+    p.add_argument(
+        "--info", metavar="JSON",
+        help='what a method wants besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the files; here '
+        "or in a file",
+    )  # fmt: skip
+    p.add_argument("--state", metavar="FILE", help="what the method remembers: read if it is there, written at the end")
+    p.add_argument("--memory", default="1GB", metavar="SIZE", help="that this may take (default: 1GB)")
+    p.add_argument("--shard-size", default="5GB", metavar="SIZE", help="larger models are cut into files of this size")
+    p.add_argument(
+        "--report", metavar="PATH",
+        help="print weights, norms and cosines, and save them: a folder, or a .png beside which a .json is put",
+    )  # fmt: skip
+    p.add_argument("--dry-run", action="store_true", help="check the files, say what would be read, and stop")
+    p.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    args = parser().parse_intermixed_args(argv)  # files before and after options
+    job = None
+    try:
+        job = _job(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: print(f"fastagg aggregate: {message}", file=sys.stderr)
+            return run(job, args)
+    except UsageError as error:
+        return _fail(error, 2)
+    except InputError as error:
+        return _fail(error, 1)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error, 1)
+    except ModuleNotFoundError as error:
+        return _fail(f"--report needs {error.name}; pip install '.[sim]' in a clone of fastagg", 2)
+    except KeyboardInterrupt:
+        begun = job is not None and job.begun
+        return _fail(f"stopped; {'files were being replaced, look at them' if begun else 'nothing was written'}", 130)
+
+
+def run(job: Job, args: argparse.Namespace) -> int:
+    if args.dry_run:
+        print(_plan_text(job))
+        return 0
+    with Bar(args.quiet) as bar:
+        result = job.run(args.state, bar, args.report)
+    if result.made_before:
+        if not args.quiet:
+            say(f"{args.state} was completed: an earlier run was stopped after it had written {args.out}")
+        return 0
+    if args.report:
+        from fastagg._engine.files import report as file_report
+
+        say(file_report.text(result))
+    if not args.quiet:
+        say(_summary(result))
+    return 0
+
+
+def _job(args: argparse.Namespace) -> Job:
+    from fastagg._engine import registry
+    from fastagg._engine.files.job import Job
+
+    try:
+        name, _, more = args.method.partition(":")
+        options: dict[str, Any] = {}
+        for text in [*filter(None, more.split(",")), *args.opt]:
+            options |= key_value(text)
+        if "layers" in options:
+            raise ValueError("option 'layers': a function, which only Python can give")
+        for key, value in options.items():
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise ValueError(f"option {key!r}: a number of {len(str(value))} digits is too large")
+        names = options.get("params")
+        if names is not None and not (isinstance(names, list) and all(isinstance(key, str) for key in names)):
+            raise ValueError(f"option 'params': {names!r}; expected a JSON list of the parameters' names")
+        server = registry.aggregator(name, **options)
+        if args.global_path is None and server.needs_global:
+            raise ValueError(f"{name} needs --global, the model the clients started from")
+        info = _read_json("--info", args.info) or {}
+        for unknown in info.keys() - set(server.round_info):
+            raise ValueError(f"--info: {name} takes no {unknown!r}{suggest(unknown, server.round_info)}")
+        job = Job(
+            name, args.global_path, args.clients, args.out, sizes=_read_json("--sizes", args.sizes),
+            memory=args.memory, shard_size=args.shard_size, options=options | info,
+        )  # fmt: skip
+        job.inputs += [Path(given) for given in (args.sizes, args.info) if given and not _is_inline(given)]
+        return job
+    except InputError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from error
+
+
+def _is_inline(given: str) -> bool:
+    return given.lstrip().startswith(("{", "["))
+
+
+def _read_json(option: str, given: str | None) -> Any:
+    """JSON from a file, or as it stands on the command line"""
+    if given is None:
+        return None
+    name = option if _is_inline(given) else f"{option} {given}"
+    try:
+        content = json.loads(given if _is_inline(given) else Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}") from error
+    if not isinstance(content, dict if option == "--info" else dict | list):
+        raise InputError(f"{name}: expected an object{' or a list' if option == '--sizes' else ''}")
+    return content
+
+
+def _plan_text(job: Job) -> str:
+    plan = job.plan()
+    read = plan["client_bytes"] * plan["passes"]
+    lines = [
+        f"{plan['method']} of {len(plan['clients'])} clients: {', '.join(map(str, plan['clients'][:5]))}"
+        + (" .." if len(plan["clients"]) > 5 else ""),
+        f"model   {plan['tensors']} tensors in {plan['layers']} layers, {_size(plan['model_bytes'])}",
+        f"read    {_size(read)}: {_size(plan['client_bytes'])} of clients, {plan['passes']} x, in "
+        f"{' and '.join(map(str, plan['slabs']))} piece{'s' * (plan['slabs'] != [1])}",
+        f"write   {plan['models_written']} x {_size(plan['model_bytes'])} in {plan['shards']} "
+        f"file{'s' * (plan['shards'] != 1)} to {plan['out']}",
+    ]
+    return "\n".join(lines)
+
+
+def _summary(result: FileResult) -> str:
+    left = f"; left out: {', '.join(map(str, result.dropped))}" if result.dropped else ""
+    where = ", ".join(str(path) for path in list(result.paths.values())[:3]) + (" .." if len(result.paths) > 3 else "")
+    return (
+        f"{result.method} of {len(result.clients) - len(result.dropped)} clients: {_size(result.bytes_read)} read in "
+        f"{result.seconds:.2f} s{left}\n{where}"
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _fail(error: Any, code: int) -> int:
+    print(f"fastagg aggregate: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+class Bar:
+    """How far a pass is, and how fast, on a terminal: tqdm's bar, or a line each few seconds where it is missing"""
+
+    def __init__(self, quiet: bool) -> None:
+        self.shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self.bar: Any = None
+        self.name, self.said, self.began = "", 0.0, 0.0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if not self.shown:
+            return
+        now = time.monotonic()
+        if name != self.name or (self.bar is not None and done < self.bar.n):
+            self.__exit__()
+            self.name, self.said, self.began = name, now, now
+            self.bar = _tqdm(name, total)
+        if self.bar is not None:
+            self.bar.update(done - self.bar.n)
+        elif now - self.said > 5:
+            self.said = now
+            print(
+                f"{name}: {_size(done)} of {_size(total)}, {done / 1e9 / (now - self.began):.2g} GB/s", file=sys.stderr
+            )
+
+
+def _tqdm(name: str, total: int) -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(desc=name, total=total, unit="B", unit_scale=True, leave=False)

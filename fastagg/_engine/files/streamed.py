@@ -1,0 +1,184 @@
+"""Gram and mix of models that do not fit into memory: slab by slab, a slab being the same piece of every model.
+
+Bits do not depend on where slabs are cut. Mixing is done element by element. The kernels add up a layer's Gram chunk by
+chunk, so tensors are cut between two chunks only, each chunk of a layer that is cut has a Gram of its own, and those
+are added here in the kernels' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+
+from fastagg._engine import backends, elementwise, finite, wide
+from fastagg._engine.access import Memory
+from fastagg._engine.core import Out
+from fastagg._engine.files import paging
+from fastagg._engine.files.mapped import MappedFile
+from fastagg._engine.files.slabs import LayerSums, Pieces, Slab, slabs_of
+from fastagg._engine.gram import Gram
+from fastagg._engine.result import Result, finish
+from fastagg._engine.table import InputError, Table
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes read of it so far, bytes in all
+Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
+
+
+class Streamed(Memory):
+    """Models whose tensors look at mapped files. The last mix of a round is its outcome: each writes the same files.
+
+    files        all that is read
+    outputs      (table, M, S) -> M state dicts to write, whose tensors look at mapped files, for S rows of weights
+    slab_bytes   of all models together, computed with at a time; as much again is read ahead
+    """
+
+    in_memory = False
+
+    def __init__(
+        self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
+    ) -> None:
+        self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
+        self.passes = self.bytes_read = 0
+
+    def gram(self, table: Table, layerwise: bool) -> Gram:
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+
+        def compute(slab: Slab) -> None:
+            slab, row, layers = sums.cut(slab)
+            sums.add(layers, _kernels(table).gram(slab.of(table), row, len(layers), True))
+
+        self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, center=True)
+        gram = sums.result()
+        finite.check_gram(table, gram)
+        return gram
+
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, asked: Table) -> list[Result]:
+        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+
+        def compute(slab: Slab) -> None:
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = finite.marks(part)
+            _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
+            outs.mark(slab, marks)
+
+        self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute, center=False)
+        finite.check_outputs(asked, outs.not_finite)
+        return outs.results()
+
+    def gram_mix(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
+    ) -> tuple[Gram, list[Result]]:
+        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+
+        def compute(slab: Slab) -> None:
+            slab, gram_row, layers = sums.cut(slab)
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = finite.marks(part)
+            matrices = _kernels(table).gram_mix(
+                part, gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, marks
+            )
+            outs.mark(slab, marks)
+            sums.add(layers, matrices)
+
+        self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, center=True)
+        finite.check_outputs(table, outs.not_finite)
+        gram = sums.result()
+        finite.check_gram(table, gram)
+        return gram, outs.results()
+
+    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
+        outs = Writing(table, results)
+
+        def compute(slab: Slab) -> None:
+            clients = [Pieces(client, slab) for client in table.clients]
+            tensors = outs.of(slab)
+            for p, t in enumerate(slab.t.tolist()):
+                good = elementwise.combine(rule, [c[p] for c in clients], [out[p] for out in tensors])
+                outs.not_finite[t] |= not good
+
+        self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute, center=False)
+        finite.check_outputs(table, outs.not_finite)
+
+    def mean_updates(self, table: Table, n: np.ndarray, used: np.ndarray) -> dict[int, torch.Tensor]:
+        updates = {t: wide.empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
+
+        def compute(slab: Slab) -> None:
+            models = [Pieces(model, slab) for model in (table.center, *table.clients)]
+            for p, (t, begin, count) in enumerate(zip(slab.t, slab.begin, slab.count, strict=True)):
+                g, *clients = (model[p] for model in models)
+                wide.mean_update(g, clients, n, updates[int(t)].view(-1)[begin : begin + count])
+
+        self._walk("mean update", table, used, [], compute, center=True)
+        return updates
+
+    def _walk(
+        self, name: str, table: Table, used: np.ndarray, outputs: list[list[torch.Tensor]],
+        compute: Callable[[Slab], None], *, center: bool,
+    ) -> None:  # fmt: skip
+        """compute(slab) for all of the tensors used [T], the next slab being read meanwhile"""
+        slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, with_gram=center)
+        read = [*([table.center_address] if center else []), *table.client_address.T]
+        written = [np.array([t.data_ptr() for t in tensors], dtype=np.int64) for tensors in outputs]
+        total = sum(slab.bytes(table.layout) for slab in slabs) * len(read)
+        done = 0
+        self._check_files()
+        with paging.ReadAhead() as ahead:
+
+            def ask(slab: Slab) -> tuple[list, Future]:
+                inputs, outs = ([s for at in side for s in slab.pages(at, table.layout)] for side in (read, written))
+                return inputs + outs, ahead.populate(inputs, outs)
+
+            coming = ask(slabs[0]) if slabs else None
+            for slab, following in zip(slabs, [*slabs[1:], None], strict=False):
+                pages, there = coming
+                self._wait(there)
+                coming = ask(following) if following is not None else None
+                compute(slab)
+                ahead.release(pages)
+                done += slab.bytes(table.layout) * len(read)
+                if self.progress is not None:
+                    self.progress(name, done, total)
+        self._check_files()
+        self.passes += bool((used & table.layout.is_param).any())  # buffers alone are no pass over the models
+        self.bytes_read += done
+
+    def _wait(self, there: Future) -> None:
+        try:
+            there.result()
+        except paging.Unreadable as error:
+            for file in self.files:
+                if file.address <= error.address < file.address + file.length:
+                    file.check_unchanged()
+                    raise InputError(f"{file.path} cannot be read: {error.error.strerror}") from error
+            raise error.error from None
+
+    def _check_files(self) -> None:
+        for file in self.files:
+            file.check_unchanged()
+
+
+class Writing:
+    """The models that a mix writes"""
+
+    def __init__(self, table: Table, outputs: list[dict[str, torch.Tensor]]) -> None:
+        self.table, self.outputs = table, outputs
+        self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
+        self.not_finite = finite.marks(table)
+
+    def of(self, slab: Slab) -> list[list[torch.Tensor]]:
+        """The pieces to write"""
+        return [list(Pieces(row, slab)) for row in self.tensors]
+
+    def mark(self, slab: Slab, marks: torch.Tensor) -> None:
+        np.maximum.at(self.not_finite.numpy(), slab.t, marks.numpy())
+
+    def results(self) -> list[Result]:
+        return [finish(self.table, row, out) for row, out in zip(self.tensors, self.outputs, strict=True)]
+
+
+def _kernels(table: Table):
+    return backends.choose(table.device)

@@ -1,0 +1,184 @@
+"""What can be read off a Gram: norms, distances and similarities of models that are never looked at again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg._engine.forked import one_thread
+
+# A squared distance below this many epsilons of the squares that it is the difference of has lost its digits: for
+# float32, where distances are under 3 % of the updates' lengths and an entry's error of 1e-7 is one of 1e-4 in them.
+LOST = 2.0**13
+
+
+class Gram:
+    """Inner products of the global model g and the client vectors d_k = w_k - g, as float64.
+
+    matrix   [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
+    numel    number of elements behind it; [L] when layer-wise
+    layers   names of the L layers, or None
+    absent   positions of clients that were left out of the round (a result's .dropped). Their rows and columns are
+             zero, as if they had not moved, so that position k is the same client here and in the result's weights.
+             Means over clients do not count them.
+
+    Every method below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
+    """
+
+    def __init__(
+        self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None, absent: Sequence[int] = ()
+    ) -> None:
+        self.matrix = matrix
+        self.numel = numel if isinstance(numel, Tensor) else torch.tensor(numel, device="cpu")
+        self.layers = layers
+        self.absent = tuple(absent)
+
+    @property
+    def K(self) -> int:
+        return self.matrix.shape[-1] - 1
+
+    @property
+    def layerwise(self) -> bool:
+        return self.matrix.dim() == 3
+
+    @one_thread()
+    def model(self) -> Gram:
+        """The Gram of the whole model: the sum over layers, in their order."""
+        if not self.layerwise:
+            return self
+        total = torch.zeros_like(self.matrix[0])
+        for layer in self.matrix:  # not .sum(0): the order of addition is part of the contract
+            total += layer
+        return Gram(total, self.numel.sum(), absent=self.absent)
+
+    @property
+    def took_part(self) -> list[int]:
+        """Positions of the clients that are not absent"""
+        return [k for k in range(self.K) if k not in self.absent]
+
+    def present(self) -> Gram:
+        """The Gram of those who took part only"""
+        return self.part(self.took_part) if self.absent else self
+
+    @one_thread()
+    def part(self, clients: Sequence[int]) -> Gram:
+        """The Gram of some of the clients, in this order"""
+        at = torch.tensor([0, *(k + 1 for k in clients)], device=self.matrix.device)
+        matrix = self.matrix.index_select(-2, at).index_select(-1, at)
+        return Gram(matrix, self.numel, self.layers, [i for i, k in enumerate(clients) if k in self.absent])
+
+    @one_thread()
+    def among(self, K: int, positions: Sequence[int]) -> Gram:
+        """The same for K clients, of whom these are at the positions given, and the others are absent"""
+        at = torch.tensor([0, *(k + 1 for k in positions)], device=self.matrix.device)
+        matrix = self.matrix.new_zeros(*self.matrix.shape[:-2], K + 1, K + 1)
+        matrix[..., at[:, None], at] = self.matrix
+        return Gram(matrix, self.numel, self.layers, sorted(set(range(K)) - set(positions)))
+
+    def updates(self) -> Tensor:
+        """<d_i, d_j>: [K, K]"""
+        return self.matrix[..., 1:, 1:]
+
+    @one_thread()
+    def models(self) -> Tensor:
+        """<w_i, w_j>: [K, K]"""
+        c, b = self.matrix[..., :1, :1], self.matrix[..., 0, 1:]
+        return c + b[..., :, None] + b[..., None, :] + self.updates()
+
+    @one_thread()
+    def norms(self) -> Tensor:
+        """||d_k||, the length of each client's update, which is its distance to the global model: [K]"""
+        return self._squares(self.updates()).sqrt()
+
+    @one_thread()
+    def distances(self) -> Tensor:
+        """||w_i - w_j||: [K, K]"""
+        return self.squared_distances().sqrt()
+
+    @one_thread()
+    def squared_distances(self) -> Tensor:
+        """||w_i - w_j||^2: [K, K], zero where they are equal up to what float64 can tell"""
+        G = self.updates()
+        s = self._squares(G)
+        scale = s[..., :, None] + s[..., None, :]
+        d = scale - 2 * G
+        return torch.where(d <= 1e-14 * scale, 0.0, d)  # NaN stays NaN
+
+    @one_thread()
+    def clients_in_the_middle(self, epsilon: float) -> np.ndarray:
+        """Which client a second Gram is to be centred on because distances have lost their digits in this one: [1], or
+        [L] when layer-wise; -1 where they have not.
+
+        They have where a client is far nearer to most of the others than all of these are to the center. The client
+        with the least median of these relative distances is taken: fewer than half of the clients cannot make it a
+        remote one.
+        """
+        if self.K < 2:
+            return np.full(self.numel.numel() if self.layerwise else 1, -1)
+        squares = self.squared_distances().reshape(-1, self.K, self.K).cpu().numpy()
+        own = np.einsum("lkk->lk", self.updates().reshape(-1, self.K, self.K).cpu().numpy()).clip(min=0)
+        mean = own[:, :, None] / 2 + own[:, None, :] / 2
+        near = np.divide(squares, mean, out=np.ones_like(mean), where=(mean > 0) & np.isfinite(squares))
+        near[:, np.arange(self.K), np.arange(self.K)] = np.inf
+        middle = (self.K - 1) // 2  # of the K - 1 others, the upper if these are even
+        typical = np.partition(near, middle, axis=-1)[..., middle]
+        return np.where(typical.min(-1) < LOST * epsilon, typical.argmin(-1), -1)
+
+    @one_thread()
+    def cosine(self, of: str = "updates") -> Tensor:
+        """cos(d_i, d_j) of="updates", cos(w_i, w_j) of="models": [K, K]; cos(w_k, g) of="global": [K]"""
+        if of == "updates":
+            return _cosine(self.updates())
+        if of == "models":
+            return _cosine(self.models())
+        if of == "global":
+            c, b = self.matrix[..., :1, 0], self.matrix[..., 0, 1:]
+            lengths = (c + 2 * b + self._squares(self.updates())).clamp(min=0).sqrt()  # ||w_k||
+            return _divide(c + b, lengths * c.sqrt()).clamp(-1, 1)
+        raise ValueError(f"cosine of {of!r}: expected 'updates', 'models' or 'global'")
+
+    @one_thread()
+    def gaussian(self, sigma: float | Tensor | None = None) -> Tensor:
+        """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
+        squares = self.squared_distances()
+        if sigma is None:
+            here = self.took_part
+            pairs = max(len(here) * (len(here) - 1), 1)
+            sigma = (squares[..., here, :][..., here] if self.absent else squares).sqrt().sum((-2, -1)) / pairs
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=squares.device)
+        if not bool((sigma >= 0).all()):
+            raise ValueError(f"sigma must not be negative, got {sigma}")
+        wide = 2 * sigma[..., None, None] ** 2
+        return torch.exp(-torch.where(squares == 0, 0.0, squares / wide))  # equal clients: 1, also where sigma is 0
+
+    @one_thread()
+    def projection(self, weights: Tensor | None = None) -> Tensor:
+        """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
+        G = self.updates()
+        if weights is None:
+            weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added
+        w = torch.as_tensor(weights, dtype=torch.float64, device=G.device)
+        along = (G @ w[..., None])[..., 0]
+        length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
+        return _divide(along, length)
+
+    @staticmethod
+    def _squares(products: Tensor) -> Tensor:
+        return products.diagonal(dim1=-2, dim2=-1).clamp(min=0)
+
+    def __repr__(self) -> str:
+        layers = f", {len(self.layers)} layers" if self.layers is not None else ""
+        return f"Gram(K={self.K}{layers}, numel={int(self.numel.sum())})"
+
+
+def _divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and 0 where b is 0"""
+    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
+
+
+def _cosine(products: Tensor) -> Tensor:
+    norms = Gram._squares(products).sqrt()
+    return _divide(products, norms[..., :, None] * norms[..., None, :]).clamp(-1, 1)

@@ -1,0 +1,396 @@
+"""State dicts in, a table of addresses out. Every check of a caller's tensors, and its message, is in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg._engine.checks import InputError
+from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
+
+try:
+    from fastagg import _cpu
+except ImportError:  # no native module on this platform: the reference backend needs none
+    _cpu = None
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGER = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
+DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {torch.bool: 8}  # bool is read as uint8
+BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What does not change from round to round: the names, shapes, dtypes and layers of a model's T tensors."""
+
+    keys: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    layers: tuple[str, ...]  # names, in order of first appearance
+    numel: np.ndarray  # [T] int64
+    bytes: np.ndarray  # [T] int64
+    codes: np.ndarray  # [T] int32, DTYPE_CODE
+    layer: np.ndarray  # [T] int32, index into layers
+    is_param: np.ndarray  # [T] bool: a parameter, not a buffer
+    gram_layer: np.ndarray  # [T] int32, the layer of what enters the Gram, -1 for what does not
+    layer_numel: np.ndarray  # [L] int64: elements that enter the Gram, per layer
+    code_list: list[int]
+
+
+def module_of(key: str) -> str:
+    """The module a tensor sits in: 'layer1.0.bn1' for 'layer1.0.bn1.weight'."""
+    return key.rpartition(".")[0]
+
+
+@lru_cache(maxsize=64)
+def _layout(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
+    if params is not None:
+        for key in params - set(keys):
+            raise InputError(f"params: {key!r} is not a key of the model")
+    names: dict[str, int] = {}
+    layer, is_param, gram_layer = [], [], []
+    for key, dtype, name in zip(keys, dtypes, layer_names or map(module_of, keys), strict=True):
+        layer.append(names.setdefault(name, len(names)))
+        chosen = key in params if params is not None else key.rpartition(".")[2] not in BUFFER_NAMES
+        if params is not None and chosen and dtype not in FLOATING:
+            raise InputError(f"params: {key!r} is {dtype}; only floating-point tensors can be parameters")
+        is_param.append(chosen and dtype in FLOATING)
+        gram_layer.append(layer[-1] if is_param[-1] and key not in tied else -1)
+    codes = [DTYPE_CODE[dtype] for dtype in dtypes]
+    numel = np.array([int(np.prod(shape, dtype=np.int64)) for shape in shapes], dtype=np.int64)
+    used = [t for t, at in enumerate(gram_layer) if at >= 0]
+    layer_numel = np.bincount(np.array(layer, dtype=np.int64)[used], numel[used], len(names)).astype(np.int64)
+    size = numel * np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
+    return Layout(
+        keys, shapes, dtypes, tuple(names), numel, size, np.array(codes, dtype=np.int32),
+        np.array(layer, dtype=np.int32), np.array(is_param, dtype=bool), np.array(gram_layer, dtype=np.int32),
+        layer_numel, codes,
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class Table:
+    """T tensors of K clients, and of the global model if there is one, where the caller keeps them."""
+
+    layout: Layout
+    device: torch.device
+    clients: list[list[torch.Tensor]]  # [K][T]
+    center: list[torch.Tensor] | None  # [T]
+    client_address: np.ndarray  # [T, K] int64
+    center_address: np.ndarray  # [T] int64; zeros without a global model
+    as_numpy: tuple[bool, ...]  # [T]: results for this key are NumPy arrays, as the caller's are
+    metadata: Any = None  # state_dict()'s _metadata, handed on to results
+    # [first byte, past the last) of inputs that are not among the addresses: tensors that had to be copied, for one
+    other_inputs: list[tuple[int, int]] = field(default_factory=list)
+    client_ids: Sequence[Any] | None = None  # for messages
+    positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
+
+    @property
+    def K(self) -> int:
+        return len(self.clients)
+
+    def name(self, k: int) -> str:
+        """A client in the caller's words"""
+        return client_name(k if self.positions is None else self.positions[k], self.client_ids)
+
+    def given(self, clients: Iterable[int]) -> list[int]:
+        """Where these clients were in what the caller gave"""
+        return [int(k) if self.positions is None else self.positions[k] for k in clients]
+
+    def part(self, order: Sequence[int]) -> Table:
+        """Some of the clients, in this order. Those left out still count as inputs, which must not be written."""
+        left = np.setdiff1d(np.arange(self.K), order)
+        start = self.client_address[:, left]
+        extents = np.stack([start, start + self.layout.bytes[:, None]], -1).reshape(-1, 2).tolist()
+        return replace(
+            self,
+            clients=[self.clients[k] for k in order],
+            client_address=np.ascontiguousarray(self.client_address[:, order]),
+            other_inputs=[*self.other_inputs, *map(tuple, extents)],
+            positions=self.given(order),
+        )
+
+    def with_center_as_client(self) -> Table:
+        """The same table with the global model as one more client, the last."""
+        address = np.concatenate([self.client_address, self.center_address[:, None]], axis=1)
+        return replace(self, clients=[*self.clients, self.center], client_address=address, client_ids=None)
+
+    @property
+    def T(self) -> int:
+        return len(self.layout.keys)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which tensors are parameters; None: all but BUFFER_NAMES. A tied one has several names, and counts once."""
+
+    names: frozenset[str] | None = None
+    tied: frozenset[str] = frozenset()
+
+
+def choose(params: Iterable[str] | torch.nn.Module | Chosen | None) -> Chosen:
+    if isinstance(params, Chosen):
+        return params
+    if isinstance(params, torch.nn.Module):
+        names = frozenset(name for name, _ in params.named_parameters(remove_duplicate=False))
+        return Chosen(names, names - frozenset(name for name, _ in params.named_parameters()))
+    if params is None:
+        return Chosen()
+    names = frozenset(params)
+    if not names:
+        raise InputError("params: no names given")
+    return Chosen(names)
+
+
+def build(
+    global_sd: StateDict | None,
+    client_sds: Sequence[StateDict],
+    *,
+    params: Iterable[str] | torch.nn.Module | Chosen | None = None,
+    layers: Callable[[str], str] | None = None,
+    client_ids: Sequence[Any] | None = None,
+    hints: bool = True,
+) -> Table:
+    """Checks the models against each other and returns their table. Without a global model, client 0 sets the form.
+
+    hints   warn of what is allowed and probably a mistake: clients that are the same tensors
+    """
+    if isinstance(client_sds, Mapping) or not isinstance(client_sds, Iterable):
+        what = "one mapping" if isinstance(client_sds, Mapping) else f"a {type(client_sds).__name__}"
+        raise InputError(f"client_sds is {what}; expected a sequence of state dicts, one per client")
+    client_sds = list(client_sds)
+    if not client_sds:
+        raise InputError("no clients: client_sds is empty")
+    for who, sd in ((client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)):
+        if not isinstance(sd, Mapping):
+            raise InputError(f"{who} is a {type(sd).__name__}, expected a state dict (name -> tensor)")
+    if global_sd is not None and not isinstance(global_sd, Mapping):
+        raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
+
+    metadata = getattr(client_sds[0] if global_sd is None else global_sd, "_metadata", None)
+    client_sds = [_plain_dict(sd) for sd in client_sds]
+    global_sd = None if global_sd is None else _plain_dict(global_sd)
+    reference, who = (
+        (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
+    )
+    chosen = choose(params)
+    layer_names = None if layers is None else tuple(layers(key) for key in reference)
+    layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
+
+    K, T = len(client_sds), len(layout.keys)
+    client_address = np.empty((T, K), dtype=np.int64)
+    center_address = np.zeros((T, 1), dtype=np.int64)
+    center, other_inputs = None, []
+    if global_sd is not None:
+        center = _read(global_sd, layout, device, who, center_address, 0, other_inputs)
+    clients = [
+        _read(sd, layout, device, client_name(k, client_ids), client_address, k, other_inputs)
+        for k, sd in enumerate(client_sds)
+    ]
+    if hints:
+        warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
+    return Table(
+        layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
+        client_ids,
+    )  # fmt: skip
+
+
+def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...]]:
+    """Layout, device, and which keys are NumPy arrays. A model like one before is recognised without a closer look."""
+    names = tuple(reference), *options
+    layout = _former.get(names)
+    if layout is not None:
+        device = getattr(next(iter(reference.values()), None), "device", _CPU)  # NumPy's arrays may have one, a string
+        device = device if isinstance(device, torch.device) else _CPU
+        _, odd = scan(reference, layout, device, np.empty((len(layout.keys), 1), dtype=np.int64), 0)
+        if not odd:
+            return layout, device, (False,) * len(layout.keys)
+    tensors, as_numpy = _read_reference(reference, who)
+    shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
+    layout = _layout(names[0], shapes, dtypes, *options)
+    if len(_former) >= 64:
+        _former.clear()
+    _former[names] = layout
+    return layout, tensors[0].device if tensors else _CPU, as_numpy
+
+
+_former: dict[tuple, Layout] = {}
+_CPU = torch.device("cpu")
+_DLPACK_DEVICE = {"cpu": 1, "cuda": 2}
+
+
+def _plain_dict(sd: StateDict) -> dict:
+    """The mapping itself where looking a key up costs nothing; else its tensors, each asked for once"""
+    return sd if isinstance(sd, dict) and type(sd).__getitem__ is dict.__getitem__ else {key: sd[key] for key in sd}
+
+
+def client_name(k: int, client_ids: Sequence[Any] | None) -> str:
+    return f"client {k}" if client_ids is None or client_ids[k] == k else f"client {k} (id {client_ids[k]!r})"
+
+
+def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+    tensors = []
+    for key, value in sd.items():
+        if not isinstance(key, str):
+            raise InputError(f"{who}: key {key!r} is a {type(key).__name__}, expected a string")
+        tensor = value if type(value) in _PLAIN else as_tensor(value, who, key)
+        if tensor.dtype not in DTYPE_CODE:
+            raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, which cannot be aggregated")
+        if tensors and tensor.device != tensors[0].device:
+            raise InputError(f"{who}: key {key!r} is on {tensor.device}, other tensors are on {tensors[0].device}")
+        tensors.append(tensor)
+    return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
+
+
+def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, column: int, others: list) -> list:
+    """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]. Where the
+    caller's own memory is not the one read, it is added to others."""
+    tensors, odd = scan(sd, layout, device, address, column)
+    for t in odd:
+        key = layout.keys[t]
+        if key not in sd:
+            raise InputError(f"{who}: key {key!r} is missing{prefix_hint(sd, layout.keys)}")
+        given = as_tensor(sd[key], who, key)
+        tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
+        address[t, column] = tensors[t].data_ptr()
+        if tensors[t] is not sd[key]:
+            others.append(extent(sd[key]))
+    if len(sd) != len(layout.keys):
+        known = set(layout.keys)
+        extra = next(key for key in sd if key not in known)
+        raise InputError(f"{who}: key {extra!r} is not in the model it is compared with")
+    return tensors
+
+
+def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> tuple[list, Iterable[int]]:
+    """A model's tensors, natively and so fast; and the indices of those that want a closer look (None in the list)"""
+    T = len(layout.keys)
+    kind = _DLPACK_DEVICE.get(device.type)
+    if _scanner is None or kind is None or getattr(type(sd), "__getitem__", None) is not dict.__getitem__:
+        return [None] * T, range(T)
+    tensors: list = []
+    where = kind, device.index or 0
+    return tensors, _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, where, address, column, tensors)
+
+
+def extent(value: Any) -> tuple[int, int]:
+    """[first byte, past the last) of the memory a tensor or array looks at"""
+    if isinstance(value, torch.Tensor):
+        tensor = _plain(value)
+        start, width = tensor.data_ptr(), tensor.element_size()
+        shape, strides = tensor.shape, [width * stride for stride in tensor.stride()]
+    else:
+        array = np.asarray(value)
+        start, width, shape, strides = array.__array_interface__["data"][0], array.itemsize, array.shape, array.strides
+    if 0 in shape:
+        return start, start
+    reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + width
+
+
+def checked(tensor: torch.Tensor, shape, dtype, device, who: str, key: str) -> torch.Tensor:
+    if tuple(tensor.shape) != shape:
+        raise InputError(f"{who}: key {key!r} has shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.dtype != dtype:
+        raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, expected {dtype}")
+    if tensor.device != device:
+        raise InputError(
+            f"{who}: key {key!r} is on {tensor.device}, expected {device}: all models must be on one device"
+        )
+    check_memory(tensor, who, key)
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_neg().contiguous()
+
+
+def check_memory(tensor: torch.Tensor, who: str, key: str) -> None:
+    """A storage can be freed, or made smaller, under a tensor that keeps its shape."""
+    count = tensor.numel()
+    if not count:
+        return
+    if not tensor.is_contiguous():
+        count = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + count) * tensor.element_size()
+    try:
+        there = tensor.data_ptr() and needed <= tensor.untyped_storage().nbytes()
+    except RuntimeError:  # a wrapper, whose numbers are elsewhere
+        there = False
+    if not there:
+        raise InputError(f"{who}: key {key!r} has no memory: its storage was freed, or is smaller than its shape")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor is, whatever its class says: a subclass may answer anything when asked for its shape or address"""
+    if type(tensor) in _PLAIN:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return torch.Tensor.as_subclass(tensor, torch.Tensor)
+
+
+def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
+    """The value as a dense tensor over the same memory, of torch's own class."""
+    if type(value) in _PLAIN and value.layout is torch.strided and not (value.is_meta or value.is_nested):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return _from_numpy(np.asarray(value), who, key)
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"{who}: key {key!r} is a {type(value).__name__}, expected a torch tensor or NumPy array")
+    kind = next((kind for kind, is_kind in _UNSUPPORTED if is_kind(value)), None)
+    if kind is not None:
+        raise InputError(f"{who}: key {key!r} is a {kind} tensor; only ordinary dense tensors can be aggregated")
+    return _plain(value)
+
+
+class _Writable:
+    """A NumPy array's memory without its read-only flag: torch warns about that flag, and we never write."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array  # keeps the memory alive
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
+
+
+def _from_numpy(array: np.ndarray, who: str, key: str) -> torch.Tensor:
+    if not array.dtype.isnative or any(s < 0 for s in array.strides):
+        array = array.astype(array.dtype.newbyteorder("="))
+    is_bfloat16 = array.dtype.name == "bfloat16"  # ml_dtypes; NumPy itself has no such dtype
+    if is_bfloat16:
+        array = array.view(np.uint16)
+    if not array.flags.writeable:
+        array = np.asarray(_Writable(array))
+    try:
+        tensor = torch.from_numpy(array)
+    except TypeError:
+        raise InputError(f"{who}: key {key!r} has NumPy dtype {array.dtype}, which cannot be aggregated") from None
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_UNSUPPORTED = (
+    ("DTensor", lambda t: type(t).__name__ == "DTensor"),
+    ("fake", lambda t: type(t).__name__ == "FakeTensor"),
+    ("meta", lambda t: t.is_meta),
+    ("nested", lambda t: t.is_nested),
+    ("sparse", lambda t: t.layout is not torch.strided),
+    (
+        "wrapper",
+        lambda t: type(t) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(t),
+    ),
+)
+
+
+def _make_scanner():
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
+    if _cpu is None or exchange is None:
+        return None
+    scanner = _cpu.Scanner(exchange, _PLAIN)
+    return scanner if scanner.usable else None
+
+
+_scanner = _make_scanner()
