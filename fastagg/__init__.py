@@ -11,17 +11,17 @@ A round takes the global model and the clients' models, as state dicts, and retu
 
 Every method is a function of that form. Its options are keyword arguments; help(fastagg.fedawa) explains all of them.
 
-    fastagg.methods()                   # all methods: name, one line, paper, options. Also: `fastagg methods`
+    fastagg.list_methods()              # all methods: name, one line, paper, options. Also: `fastagg methods`
     fastagg.krum(global_sd, client_sds, f=2)
-    fastagg.feddisco(global_sd, client_sds, sizes, label_dist=counts)       # some want more about the round
+    fastagg.feddisco(global_sd, client_sds, sizes, label_dist=counts)       # some take more in a round
 
 A server keeps an aggregator, which remembers from round to round what its method needs (momentum, logits, clusters) by
 client id, and can be saved:
 
-    server = fastagg.aggregator("fedadam", lr=0.01, on_nonfinite="drop")
+    server = fastagg.aggregator("fedadam", lr=0.01, on_bad_client="drop")
     for round in range(100):
         global_sd = server.aggregate(global_sd, client_sds, sizes, client_ids)
-        global_sd.dropped               # ids of clients with NaN, which were left out
+        global_sd.dropped               # clients with NaN or a wrong shape, which were left out, and why
     server.save("fedadam.state")        # server.load("fedadam.state") resumes
 
 Models stay where they are: on a GPU, in NumPy arrays, in files (aggregate_files), or spread over processes (group=,
@@ -43,70 +43,51 @@ federated training: `fastagg --help`.
 import sys
 from importlib import import_module
 from importlib.metadata import version as _version
-from types import ModuleType
 from typing import Any
 
 # Loaded together when the first of them is used: importing torch takes seconds, and `fastagg --help` needs none of it.
-# After a change here, `python tests/test_exports.py` writes __init__.pyi anew, which tells type checkers the same.
+# Every registered method adds its function and its class. `make stubs` writes __init__.pyi anew from both.
 _EXPORTS = {
+    "fastagg._engine.aggregator": "Aggregator",
     "fastagg._engine.backends": "set_backend",
-    "fastagg._engine.checks": "InputError",
-    "fastagg._engine.core": "client_vectors gram gram_mix mix",
+    "fastagg._engine.checks": "BadClientError InputError",
     "fastagg._engine.diagnostics": "diagnostics",
+    "fastagg._engine.distributed.redistribute": "distribute",
     "fastagg._engine.files.job": "aggregate_files",
-    "fastagg._engine.finite": "NonFiniteError",
+    "fastagg._engine.functions": "client_vectors gram gram_mix mix",
     "fastagg._engine.gram": "Gram",
     "fastagg._engine.info": "info",
-    "fastagg.methods.centred_clipping": "CentredClipping centred_clipping",
-    "fastagg.methods.cfl": "CFL cfl",
-    "fastagg.methods.cwfedavg": "CwFedAvg cwfedavg cwfedavg_class_models wdr_penalty",
-    "fastagg.methods.fedadp": "FedAdp fedadp",
-    "fastagg.methods.fedamp": "FedAMP fedamp",
-    "fastagg.methods.fedavg": "FedAvg fedavg",
-    "fastagg.methods.fedawa": "FedAWA fedawa fedawa_objective",
-    "fastagg.methods.feddisco": "FedDisco feddisco",
-    "fastagg.methods.fedlaw": "FedLAW fedlaw",
-    "fastagg.methods.fednova": "FedNova fednova",
-    "fastagg.methods.fedopt": "FedAdagrad FedAdam FedAvgM FedYogi fedadagrad fedadam fedavgm fedyogi",
-    "fastagg.methods.geometric_median": "GeometricMedian geometric_median",
-    "fastagg.methods.krum": "Krum MultiKrum krum multi_krum",
-    "fastagg.methods.ldawa": "LDAWA ldawa",
-    "fastagg.methods.simagg": "SimAgg simagg",
-    "fastagg.methods.simprox": "SimProx simprox",
-    "fastagg.methods.weiavg": "WeiAvg weiavg",
-    "fastagg._engine.registry": "aggregator methods",
+    "fastagg._engine.nonfinite": "NonFiniteError",
+    "fastagg._engine.registry": "aggregator list_methods register",
     "fastagg._engine.result": "Result Results",
-    "fastagg._engine.distributed.redistribute": "distribute",
+    "fastagg.methods.cwfedavg": "cwfedavg_class_models wdr_penalty",
+    "fastagg.methods.fedawa": "fedawa_objective",
 }
-__all__ = sorted(name for names in _EXPORTS.values() for name in names.split())
 __version__ = _version("fastagg")
 
 
 def _load() -> None:
+    """Puts every public name into this module"""
     import_module("fastagg.ops")  # registers torch.ops.fastagg
-    for module, names in _EXPORTS.items():
-        part = import_module(module)
-        globals().update((name, getattr(part, name)) for name in names.split())
+    found = {name: getattr(import_module(part), name) for part, names in _EXPORTS.items() for name in names.split()}
+    registry = import_module("fastagg._engine.registry")
+    for name, cls in registry.registry().items():
+        found |= {name: registry.function_of(cls), cls.__name__: cls}
+    globals().update(found, __all__=sorted(found))
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'fastagg' has no attribute {name!r}")
-    _load()
-    return globals()[name]
+    if name == "__all__" or not name.startswith("_"):
+        _load()  # also when it was before: a method may have been registered since
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module 'fastagg' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    _load()
+    return sorted(globals())
 
 
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        # gram, info, diagnostics and methods are functions and modules: importing the module must not hide the function
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 if "torch" in sys.modules:  # nothing is left to save
     _load()

@@ -1,194 +1,177 @@
-"""What all methods share: the base of every aggregator, its checks, and the list of them.
-
-A method is a dataclass: its fields are its options, `weigh` turns a round's Gram into weights, and the base class does
-the rest (reading, checking, mixing, naming what is wrong). `function_of` makes the public function of it.
-"""
+"""The base of every method: its options, the facts that its class declares, its round, and what it remembers."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import logging
+import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
+from typing_extensions import dataclass_transform
 
-from fastagg._engine import atomic, core
-from fastagg._engine.access import Memory
-from fastagg._engine.checks import check_choice, check_flag, check_integer, check_number, suggest  # noqa: F401  methods use them
-from fastagg._engine.cohort import Cohort, by_id, pick, restore
-from fastagg._engine.core import Layers, Params
-from fastagg._engine.finite import NonFiniteError
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result, Results, list_of
-from fastagg._engine.table import InputError, StateDict, Table
+from fastagg._engine import atomic as saved
+from fastagg._engine import options, rounds
+from fastagg._engine.access import Access
+from fastagg._engine.checks import InputError
+from fastagg._engine.cohort import Cohort
+from fastagg._engine.describe import ClientValue, describe, describe_several
+from fastagg._engine.distributed.sharded import OverGroup
+from fastagg._engine.examples import ExampleRound, example_inputs
+from fastagg._engine.in_memory import InMemory
+from fastagg._engine.inputs import ClientId, RoundInput, read_client_ids
+from fastagg._engine.numerics import float64
+from fastagg._engine.options import SetBy
+from fastagg._engine.result import Result, Results
+from fastagg._engine.table import Layers, Layout, Out, Params, StateDict
+from fastagg._engine.weights import Weights
 
-LOG = logging.getLogger("fastagg")
+R = TypeVar("R", Result, Results)
+Produces = Literal["global", "personalised", "clusters"]
+Reads = Literal["weights", "products", "pairs"]
+Pass = Literal["gram", "mix", "gram_mix", "update"]
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 @dataclass(kw_only=True, eq=False)
-class Aggregator:
+class Aggregator(Generic[R]):
     """A method with its options, and what it remembers from round to round.
 
-    params         names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                   are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers         function from a tensor's name to its layer's; default: the module it sits in
-    on_nonfinite   clients with a NaN or an infinity, or with values so large that the round cannot be computed with
-                   them: "raise" names them in a NonFiniteError; "drop" leaves them out, as if they had not been given,
-                   and lists their ids in the result's .dropped
-    group          the models are spread over the ranks of this torch.distributed process group (True: the default one):
-                   each gives its part of every model, DTensors or tensors of its own, and gets its part of the result
+    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
+                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
+    layers          function from a tensor's name to its layer's; default: the module it sits in
+    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
+                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
+                    an InputError names the client and the key; "drop": they are left out, as if they had not been
+                    given, logged, and listed with the reason in the result's .dropped
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
+                    result
+
+    A method derives from GlobalAggregator, PersonalisedAggregator or ClusterAggregator. Its annotated fields are its
+    options (options.py says how their ranges are declared and checked); its class declares these facts:
+
+    name, paper     what it is called, and where it is from
+    reads           what it needs to know of the clients. "weights": nothing, its weights do not depend on the models;
+                    "products": products of the Gram with vectors, its squares and its row of the global model;
+                    "pairs": the whole Gram, for it compares clients with each other
+    round_inputs    what it takes in a round besides models, sizes and ids
+    client_values   what its result says of each client besides weights
+    needs_global    without a global model there is no round
+    buffers         what becomes of tensors that are not parameters: their "mean" with the weights, or "median"
+
+    and it implements weigh().
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    gives: ClassVar[str] = "global"  # or "personalised": a model per client, or "clusters"
-    round_info: ClassVar[tuple[str, ...]] = ()  # what aggregate() takes besides models and sizes
-    per_client: ClassVar[tuple[str, ...]] = ()  # of round_info, what has an entry for every client
-    client_axis: ClassVar[int] = 0  # and along which axis
+    produces: ClassVar[Produces] = "global"
+    reads: ClassVar[Reads] = "pairs"
+    round_inputs: ClassVar[tuple[RoundInput, ...]] = ()
+    client_values: ClassVar[tuple[ClientValue, ...]] = ()
     needs_global: ClassVar[bool] = True
+    buffers: ClassVar[Literal["mean", "median"]] = "mean"
 
-    params: Params = None
+    params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
-    on_nonfinite: str = "raise"
+    on_bad_client: Literal["raise", "drop"] = "raise"
     group: Any = None
     # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
-    _memory: Any = field(init=False, default=None, repr=False)
+    state: Any = field(init=False, default=None, repr=False)
     _unnamed: int | None = field(init=False, default=None, repr=False)  # clients of the last round, if it had no ids
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__post_init__" in cls.__dict__:
+            raise TypeError(f"{cls.__name__}: check options in check_options(); __post_init__() checks those declared")
+        dataclass(kw_only=True, eq=False)(cls)
+
     def __post_init__(self) -> None:
-        check_choice(self.name, "on_nonfinite", self.on_nonfinite, ("raise", "drop"))
-
-    def aggregate(
-        self, global_sd: StateDict, client_sds: Sequence[StateDict], sizes=None, client_ids=None, *, out=None,
-        **round_info: Any,
-    ) -> Result:  # fmt: skip
-        """One round: the new global model.
-
-        global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                       need it accept None.
-        client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                       are read where they are, and never modified.
-        sizes          how much data each client has, K numbers >= 0; default: equally much
-        client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                       the same ids, the same clients in another order give the same bits.
-        out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                       a list of them where the method gives several models. It must not share memory with an input.
-
-        Further keyword arguments are what a method wants to know of the round besides, listed in .round_info. The
-        result is a fastagg.Result: the new state dict, with .weights, .gram and .dropped. Methods that give several
-        models return fastagg.Results, a list of them with .mixing.
-        """
-        if self.group is not None:
-            from fastagg._engine.distributed import sharded
-
-            return sharded.aggregate(self, global_sd, client_sds, sizes, client_ids, out, round_info)
-        result, kept = self.aggregate_from(Memory(), global_sd, client_sds, sizes, client_ids, out, round_info)
-        self.commit(kept)
-        return result
-
-    def aggregate_from(
-        self, access: Memory, global_sd: StateDict, client_sds: Sequence[StateDict], sizes, client_ids, out, round_info
-    ) -> tuple[Result, Any]:
-        """aggregate() on models that may be elsewhere: the result, and what to commit() once it has been delivered.
-
-        Does not change what this object remembers, so a round that fails or is interrupted leaves no trace.
-        """
-        for unknown in round_info.keys() - set(self.round_info):
-            raise TypeError(f"{self.name}: aggregate() takes no {unknown!r}{suggest(unknown, self.round_info)}")
+        cls = type(self)
+        options.check_options(cls, self.name, {name: getattr(self, name) for name in options.options_of(cls)})
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
             self.params = frozenset(self.params)  # an iterator would be empty in the next round
-        if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
-            client_sds = list(client_sds)
-        ids = check_client_ids(client_ids, len(client_sds)) if isinstance(client_sds, list) else None
-        if self.needs_global:
-            core.need_global(global_sd)
-        table = access.build(global_sd, client_sds, params=self.params, layers=self.layers, client_ids=ids)
-        if client_ids is None:
-            self._check_unnamed(table.K)
-        amounts = check_sizes(sizes, table.K)
-        order, dropped = list(range(table.K)) if client_ids is None else by_id(ids), []
-        while True:
-            try:
-                result, memory = self._round_of(order, access, table, amounts, ids, out, round_info)
-                break
-            except NonFiniteError as error:
-                if self.on_nonfinite == "raise":
-                    raise
-                LOG.warning("%s: %s; left out of this round", self.name, error)
-                dropped += error.clients
-                order = [k for k in order if k not in dropped]
-                if not order:
-                    raise InputError(f"no client is left, none of {table.K} is finite. {error}") from error
-        result = restore(result, order, table.K, self.gives == "personalised")
-        result.dropped = [ids[k] for k in sorted(dropped)]
-        if dropped:
-            self.complete(result, ids, round_info)
-        return result, (memory, table.K if client_ids is None else None)
+        if self.group is not None and (why := self.why_not_over_group(None)):
+            raise ValueError(f"{self.name}: {why}")
+        self.check_options()
 
-    def commit(self, kept: tuple[Any, int | None]) -> None:
-        """Remembers a round: the last thing that is done in it"""
-        self._memory, self._unnamed = kept
+    # What a method implements
 
-    def _check_unnamed(self, K: int) -> None:
-        """Clients without ids are known by their positions, which says nothing once the cohort has changed."""
-        known = set(self.known_clients())
-        before = self._unnamed if self._unnamed is not None else len(known)  # which a loaded state does not say
-        if known and (before != K or not known <= set(range(K))):
-            raise InputError(
-                f"{self.name} remembers clients by their ids, but none were given, and this round has {K} clients "
-                f"where there were {before} before: pass client_ids, one string or integer per client"
-            )
+    def check_options(self) -> None:
+        """Checks what the annotations of the options cannot say, and fills in defaults that depend on other options"""
+
+    def weigh(self, cohort: Cohort, **inputs: Any) -> Weights | np.ndarray:
+        """The clients' weights, from the cohort's Gram, data shares and state, and from the inputs of the round"""
+        raise NotImplementedError
+
+    def learn(self, cohort: Cohort, weights: Weights, result: R | None) -> None:
+        """Called once the models are mixed, for a method whose state depends on the result, or on a Gram that was
+        computed in the same read. result is None where the weights serve a server optimiser."""
+
+    def combine(self, cohort: Cohort, **inputs: Any) -> R:
+        """The round: weighs the clients, mixes their models, and describes the result"""
+        weights = self.weights_of(cohort, **inputs)
+        several = self.produces != "global"
+        try:
+            models = cohort.mix(weights, several=several)
+        except InputError as error:
+            better = self.explain(cohort, error, **inputs)
+            if better is error:
+                raise
+            raise better from error
+        result: Any = models if several else models[0]
+        self.learn(cohort, weights, result)
+        return describe_several(models, cohort, weights) if several else describe(result, cohort, weights)  # type: ignore
+
+    def weights_of(self, cohort: Cohort, **inputs: Any) -> Weights:
+        weights = Weights.of(self.weigh(cohort, **inputs))
+        if self.buffers == "median" and weights.others is None:
+            weights.others = "median"
+        return weights
+
+    def explain(self, cohort: Cohort, error: InputError, **inputs: Any) -> InputError:
+        """An error that says more than the one that the mix raised: what in the inputs may have caused it"""
+        return error
+
+    def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+        """The reads of the clients that a round makes, at least. "gram_mix" is both in one; "update" is the weighted
+        update in more digits than 16-bit models have."""
+        return ("mix",) if self.reads == "weights" else ("gram", "mix")
+
+    def why_not_on_files(self) -> str:
+        """Why it cannot aggregate models in files; empty if it can"""
+        return ""
+
+    def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
+        """Why it cannot aggregate models that are spread over processes; empty if it can. None: in any round"""
+        return ""
+
+    def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
+        """Memory that a round takes for what is remembered, for parameters of these numbers of elements and dtypes"""
+        return 0
+
+    @property
+    def min_clients(self) -> int:
+        """The fewest clients that a round can have"""
+        return 1
+
+    @classmethod
+    def example_round(cls, K: int) -> ExampleRound:
+        """Options and inputs of a round with K clients, for tests and benchmarks of every method. Where they depend on
+        the model, it is examples.ExampleNet."""
+        return ExampleRound({}, example_inputs(cls.round_inputs, K))
+
+    def describe_dropped(self, result: R, ids: list[Any], inputs: Mapping[str, Any]) -> None:
+        """Called when clients were left out, for what the result is to say of them besides client_values' missing"""
 
     def known_clients(self) -> Iterable[Any]:
         """The client ids that this aggregator remembers something of"""
         return ()
 
-    def warn_memory_lost(self, round_info: Mapping[str, Any], remedy: str) -> None:
-        """Called for a single round whose memory is not kept; a method that needs its memory warns"""
-
-    def _round_of(
-        self, order: list[int], access: Memory, table: Table, amounts, ids: list[Any], out, round_info: dict
-    ) -> tuple[Result, Any]:
-        """The round of some of the clients, in this order, and what is to be remembered of it"""
-        K = table.K
-        info = {
-            name: pick(name, value, order, K, self.client_axis) if name in self.per_client else value
-            for name, value in round_info.items()
-        }
-        if order != list(range(K)):
-            table = table.part(order)
-            if out is not None and self.gives == "personalised":
-                outs = list_of(out)
-                if len(outs) != K:
-                    raise InputError(f"out: {len(outs)} state dicts given, {K} needed")
-                out = [outs[k] for k in order]
-        cohort = Cohort(table, data_shares(amounts[order]), [ids[k] for k in order], access, self._memory)
-        result = self.round(cohort, out, **info)
-        return result, cohort.memory
-
-    def complete(self, result: Result, ids: list[Any], round_info: dict[str, Any]) -> None:
-        """Called when clients were dropped, for what a result is to say of them"""
-
-    def round(self, cohort: Cohort, out, **round_info: Any) -> Result:
-        """The round of a method that has one set of weights; others override this.
-
-        A method with memory reads cohort.memory and assigns a new value to it; the base class keeps that value once the
-        round is complete. It must not modify the old one, nor this object.
-        """
-        layerwise = getattr(self, "layerwise", False)
-        gram = cohort.gram(layerwise)
-        weights = np.asarray(self.weigh(gram, cohort.n, **round_info), dtype=np.float64)  # [K] or [L, K]
-        [result] = cohort.mix(weights[..., None, :], layerwise=layerwise, out=out)
-        return describe(result, cohort, weights, gram)
-
-    def weigh(self, gram: Gram, n: np.ndarray, **round_info: Any) -> np.ndarray:
-        """The clients' weights, [K] or [L, K], from the Gram and the data shares"""
-        raise NotImplementedError
+    def warn_state_lost(self, inputs: Mapping[str, Any], remedy: str) -> None:
+        """Called for a single round whose state is not kept; a method that needs it warns"""
 
     def state_dict(self) -> dict[str, Any]:
         """What a server saves to resume after a crash: plain data and tensors"""
@@ -198,13 +181,70 @@ class Aggregator:
         """Takes over a state_dict(); one that does not fit raises InputError and changes nothing."""
         self.check_state(state, ())
 
+    # What a server calls
+
+    def aggregate(
+        self, global_sd: StateDict | None, client_sds: Iterable[StateDict],
+        sizes: Sequence[float] | Mapping[ClientId, float] | torch.Tensor | np.ndarray | None = None,
+        client_ids: Sequence[ClientId] | None = None, *, out: Out = None, **inputs: Any,
+    ) -> R:  # fmt: skip
+        """One round: the new global model.
+
+        global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
+                       need it accept None.
+        client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
+                       are read where they are, and never modified.
+        sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
+        client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
+                       the same ids, the same clients in another order give the same bits.
+        out            a former result, or any state dict of this form, that is written in place instead of new tensors;
+                       a list of them where the method gives several models. It must not share memory with an input.
+
+        Further keyword arguments are the method's .round_inputs: what it takes in a round besides. The result is a
+        fastagg.Result: the new state dict, with .weights, .gram and .dropped. Methods that give several models return
+        fastagg.Results, a list of them with .mixing.
+        """
+        access: Access = InMemory()
+        if self.group is not None:
+            access = OverGroup(self.group, {"method": self.name, "sizes": sizes, "client_ids": client_ids,
+                                            **self.comparable_options(), **inputs})  # fmt: skip
+        with access.together():
+            result, kept = rounds.run(self, access, global_sd, client_sds, sizes, client_ids, out, inputs)
+            access.deliver(result)
+        self.commit(kept)  # only now: another process may have failed
+        return result
+
+    def commit(self, kept: rounds.Kept) -> None:
+        """Remembers a round: the last thing that is done in it"""
+        self.state, self._unnamed = kept
+
+    def comparable_options(self) -> dict[str, Any]:
+        """Options that have to be the same in all processes of a group, and can be compared"""
+        return {name: getattr(self, name) for name in options.options_of(type(self)) if name not in NOT_COMPARED}
+
+    def check_unnamed(self, K: int) -> None:
+        """Clients without ids are known by their positions, which says nothing once the cohort has changed."""
+        known = set(self.known_clients())
+        before = self._unnamed if self._unnamed is not None else len(known)  # which a loaded state does not say
+        if known and (before != K or not known <= set(range(K))):
+            raise InputError(
+                f"{self.name} remembers clients by their ids, but none were given, and this round has {K} clients "
+                f"where there were {before} before: pass client_ids, one string or integer per client"
+            )
+
+    def with_state(self, state: Any) -> Aggregator[R]:
+        """The same method with another state; this object keeps its own"""
+        other = copy.copy(self)
+        other.state = state
+        return other
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes state_dict() as a safetensors file: whole, or not at all"""
-        atomic.save(path, self.state_dict())
+        saved.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
         """Takes over what save() wrote; a file that is damaged or does not fit raises InputError and alters nothing."""
-        self.load_state_dict(atomic.load(path))
+        self.load_state_dict(saved.load(path))
 
     def check_state(self, state: Any, keys: Iterable[str]) -> None:
         if not isinstance(state, Mapping) or {"method", *keys} - set(state):
@@ -215,147 +255,36 @@ class Aggregator:
     def read_clients(self, state: Mapping[str, Any], *names: str) -> tuple[list[Any], list[np.ndarray]]:
         """The client ids of a state, and the arrays of these names, float64; InputError where they are none"""
         try:
-            ids = check_client_ids(list(state["client_ids"]), len(state["client_ids"]))
+            ids = read_client_ids(list(state["client_ids"]), len(state["client_ids"]))
             return ids, [float64(state[name]) for name in names]
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{self.name} state: {error}") from error
 
 
-def describe(result: Result, cohort: Cohort, weights: np.ndarray, gram: Gram | None = None, **more: Any) -> Result:
-    """A result that says how it came about"""
-    result.weights = torch.from_numpy(weights)
-    result.layers = cohort.table.layout.layers if weights.ndim == 2 else None
-    result.gram = gram
-    result.__dict__.update(more)
-    return result
+NOT_COMPARED = ("group", "params", "layers")
 
 
-REGISTRY: dict[str, type[Aggregator]] = {}
+class GlobalAggregator(Aggregator[Result]):
+    """A method that gives one model to all clients; weigh() returns [K], or [L, K]"""
+
+    produces = "global"
 
 
-def function_of(cls: type[Aggregator]) -> Callable[..., Result]:
-    """Registers a method, and returns its function: name(global_sd, client_sds, sizes=None, *, out=None, options)."""
-    REGISTRY[cls.name] = cls
+class PersonalisedAggregator(Aggregator[Results]):
+    """A method that gives every client a model of its own; weigh() returns [K, K], or [L, K, K]"""
 
-    def function(global_sd, client_sds, sizes=None, *, client_ids=None, out=None, **options):
-        info = {key: options.pop(key) for key in cls.round_info if key in options}
-        server = make(cls, options, cls.round_info)
-        server.warn_memory_lost(info, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..), or pass logits=')
-        return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **info)
-
-    P = inspect.Parameter
-    head = [P(name, P.POSITIONAL_OR_KEYWORD) for name in ("global_sd", "client_sds")]
-    head.append(P("sizes", P.POSITIONAL_OR_KEYWORD, default=None))
-    own = [P(f.name, P.KEYWORD_ONLY, default=f.default) for f in option_fields(cls)]
-    extra = [P(name, P.KEYWORD_ONLY, default=None) for name in (*cls.round_info, "client_ids", "out")]
-    function.__signature__ = inspect.Signature(head + own + extra)
-    function.__name__ = function.__qualname__ = cls.name.replace("-", "_")
-    function.__module__ = cls.__module__
-    function.__doc__ = documentation(cls)
-    return function
+    produces = "personalised"
 
 
-def documentation(cls: type[Aggregator]) -> str:
-    """What help() shows of a method's function: its class's text, and the arguments that all methods have"""
-    every_round, every_method = (
-        inspect.cleandoc(doc or "").split("\n\n")[1:] for doc in (Aggregator.aggregate.__doc__, Aggregator.__doc__)
-    )
-    shared = "Arguments of every method:\n\n" + "\n".join([every_round[0], every_method[0]])
-    gives = {
-        "global": "Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.",
-        "personalised": "Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.",
-        "clusters": "Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.",
-    }
-    return "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), shared, gives[cls.gives]])
+class ClusterAggregator(Aggregator[Results]):
+    """A method that gives every cluster of clients a model; weigh() returns [M, K], and about={"clusters": ids}.
 
+    clusters   the client ids of every cluster, also of clients that are absent from this round: for programs that send
+               each client the model it belongs to
+    """
 
-def option_fields(cls: type[Aggregator]) -> list[dataclasses.Field]:
-    """The options of a method, its own before those all methods have"""
-    shared = {f.name for f in dataclasses.fields(Aggregator)}
-    return sorted((f for f in dataclasses.fields(cls) if f.init), key=lambda f: f.name in shared)
+    produces = "clusters"
 
-
-def make(cls: type[Aggregator], options: dict[str, Any], round_info: Iterable[str] = ()) -> Aggregator:
-    known = [f.name for f in option_fields(cls)] + list(round_info)
-    for unknown in options.keys() - set(known):
-        raise TypeError(f"{cls.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
-    return cls(**options)
-
-
-def float64(values: Any) -> np.ndarray:
-    """A tensor, array or list as a float64 array of its own (torch would read a list as float32)"""
-    if isinstance(values, torch.Tensor):
-        if values.is_complex():
-            raise InputError(f"expected real numbers, got {values.dtype}")
-        return values.detach().to("cpu", torch.float64, copy=True).numpy()
-    return np.array(values, dtype=np.float64)
-
-
-def one_per_client(name: str, values: Any, K: int) -> np.ndarray:
-    """A list or tensor of K numbers that a caller gave, as float64"""
-    try:
-        numbers = float64(values)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: expected {K} numbers, one per client ({error})") from error
-    if numbers.shape != (K,):
-        raise InputError(f"{name} have shape {numbers.shape}, expected ({K},): one number per client")
-    return numbers
-
-
-def check_sizes(sizes: Sequence[float] | torch.Tensor | None, K: int) -> np.ndarray:
-    """How much data each client has: [K]. None: equally much."""
-    if sizes is None:
-        return np.ones(K)
-    n = one_per_client("sizes", sizes, K)
-    for k in np.flatnonzero(~np.isfinite(n) | (n < 0)):
-        raise InputError(f"sizes: client {k} has size {n[k]}, expected a number >= 0")
-    return n
-
-
-def data_shares(amounts: np.ndarray) -> np.ndarray:
-    """n_k, the clients' shares of the data, summing to 1: [K]"""
-    if not amounts.any():
-        raise InputError("sizes sum to zero: no client has data")
-    return shares(amounts)
-
-
-def shares(x: np.ndarray) -> np.ndarray:
-    """Numbers >= 0 over their sum, along the last dimension; over the largest first, or huge ones would overflow"""
-    x = ratio(x, x.max(-1, keepdims=True))
-    return ratio(x, x.sum(-1, keepdims=True))
-
-
-def check_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:
-    """The clients' identities over rounds; their positions when none are given."""
-    if client_ids is None:
-        return list(range(K))
-    ids = [x.item() if isinstance(x, np.generic | torch.Tensor) else x for x in client_ids]
-    if len(ids) != K:
-        raise InputError(f"client_ids has {len(ids)} entries for {K} clients")
-    seen: dict[Any, int] = {}
-    for k, name in enumerate(ids):
-        if not isinstance(name, str | int):
-            raise InputError(
-                f"client_ids: the id of client {k} is a {type(name).__name__}, expected a string or integer"
-            )
-        if seen.setdefault(name, k) != k:
-            raise InputError(f"client_ids: clients {seen[name]} and {k} have the same id {name!r}")
-    return ids
-
-
-def ratio(a, b):
-    """a / b, and 0 where b is 0"""
-    zero = b == 0
-    return np.where(zero, 0.0, a / (b + zero))
-
-
-def describe_several(
-    results: list[Result], cohort: Cohort, mixing: np.ndarray, gram: Gram | None = None, **more: Any
-) -> Results:
-    """Several results, mixing [M, K] or [L, M, K], that say how they came about"""
-    several = Results(describe(r, cohort, mixing[..., m, :].copy(), gram) for m, r in enumerate(results))
-    several.mixing = torch.from_numpy(mixing)
-    several.layers = cohort.table.layout.layers if mixing.ndim == 3 else None
-    several.gram = gram
-    several.__dict__.update(more)
-    return several
+    @property
+    def clusters(self) -> list[list[Any]]:
+        raise NotImplementedError

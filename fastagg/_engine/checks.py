@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
 
 class InputError(ValueError):
     """A model, weight or size that cannot be aggregated. The message names the client and the key."""
+
+
+class BadClientError(InputError):
+    """Some of the clients cannot be aggregated. The message names them; on_bad_client="drop" leaves them out instead.
+
+    reasons   what is wrong with each, by its position among the clients given
+    """
+
+    def __init__(self, message: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.reasons = {int(k): reason for k, reason in reasons.items()}
+
+    @property
+    def clients(self) -> list[int]:
+        """Positions of these clients among the clients given"""
+        return list(self.reasons)
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.reasons)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

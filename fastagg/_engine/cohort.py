@@ -1,49 +1,96 @@
-"""The clients of one round, as a method sees them: in the order of their ids, those left out that were not finite.
+"""The clients of one round, as a method sees them: in the order of their ids, without those that were left out.
 
-A method never knows in which order the caller gave them, so the same clients in another order give the same bits;
-`restore` puts what it found back into the caller's order.
+A method never knows in which order the caller gave them, so the same clients in another order give the same bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastagg._engine import core, finite
-from fastagg._engine.access import Memory
+from fastagg._engine import kernels, nonfinite
+from fastagg._engine import table as tables
+from fastagg._engine.access import Access
+from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result, Results
-from fastagg._engine.table import InputError, Table
+from fastagg._engine.in_memory import InMemory
+from fastagg._engine.inputs import bad_clients, data_shares, read_sizes
+from fastagg._engine.outputs import check_out
+from fastagg._engine.remembered import check_form
+from fastagg._engine.result import Result
+from fastagg._engine.table import Out, StateDict, Table, as_tensor
+from fastagg._engine.weights import Weights
+
+SERVER = -1  # the position of a model among the clients that nobody sent
 
 
 class Cohort:
-    """The clients of one round: their table, data shares and ids. The Gram is computed when first asked for."""
+    """The clients of one round. The Gram is computed when first asked for.
+
+    ids      of the K clients
+    shares   of the data, summing to 1: [K]
+    state    what the method remembers of the rounds before. A method assigns a new value, and must not modify the old
+             one; the new one is kept once the round is complete.
+    table    the models, for methods that look at tensors themselves
+    """
 
     def __init__(
-        self, table: Table, n: np.ndarray, ids: list[Any], access: Memory | None = None, memory: Any = None
+        self, table: Table, shares: np.ndarray, ids: list[Any], access: Access, state: Any = None, out: Out = None
     ) -> None:
-        self.table, self.n, self.ids, self.access = table, n, ids, access or Memory()
-        self.memory = memory  # the method's, from the rounds before; a method assigns what it wants to keep
+        self.table, self.shares, self.ids, self.access, self.state, self.out = table, shares, ids, access, state, out
+        self._rows = table  # the clients, and models of the server's own behind them
         self._grams: dict[bool, Gram] = {}
         self._distance_grams: dict[bool, Gram] = {}
+
+    @classmethod
+    def of(cls, global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes: Any, out: Out = None) -> Cohort:
+        """Clients outside of a round, for functions that methods offer besides"""
+        table = tables.build(global_sd, client_sds)
+        ids = list(range(table.K))
+        amounts, faults = read_sizes(sizes, ids)
+        if faults:
+            raise bad_clients(faults, ids)
+        return cls(table, data_shares(amounts), ids, InMemory(), out=out)
 
     @property
     def K(self) -> int:
         return self.table.K
 
-    def part(self, order: Sequence[int]) -> Cohort:
-        """Some of the clients, with the shares they have here"""
-        return Cohort(self.table.part(order), self.n[order], [self.ids[k] for k in order], self.access)
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the model's layers"""
+        return self.table.layout.layers
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the clients are among those that the caller gave"""
+        return self.table.given(range(self.K))
 
     def gram(self, layerwise: bool = False) -> Gram:
-        """One read of the clients, the first time"""
+        """The Gram of the clients: one read, the first time"""
         if layerwise not in self._grams:
-            self._grams[layerwise] = self.access.gram(self.table, layerwise)
+            self._grams[layerwise] = self._gram_of_rows(layerwise)
         return self._grams[layerwise]
+
+    def _gram_of_rows(self, layerwise: bool) -> Gram:
+        try:
+            return self.access.gram(self._rows, layerwise)
+        except nonfinite.NonFiniteError as error:
+            if SERVER not in error.clients:
+                raise
+            raise InputError(
+                "the global model and the update that this method remembers add up to a model that is not finite, or "
+                "too far away; make a new aggregator to start without it"
+            ) from error
+
+    def known_gram(self, layerwise: bool) -> Gram | None:
+        """The Gram of the clients if it has been computed; for the result"""
+        gram = self._grams.get(layerwise)
+        return gram if gram is None or self._rows is self.table else gram.part(range(self.K))
 
     def distance_gram(self, layerwise: bool = False) -> Gram:
         """The Gram to read distances between clients from: the same, or where clients are so much nearer to each other
@@ -60,71 +107,134 @@ class Cohort:
                 lost = client >= 0
                 if not lost.any():
                     break
-                table = _centred(table, client[core.rows(table, layerwise)])
+                table = _centred(table, client[kernels.rows(table, layerwise)])
                 again = self.access.gram(_only(table, lost) if layerwise else table, layerwise)
                 gram = _with_layers(gram, again, lost) if layerwise else again
             self._distance_grams[layerwise] = gram
         return self._distance_grams[layerwise]
 
-    def mix(
-        self, weights: np.ndarray, *, layerwise: bool = False, buffers: np.ndarray | None = None,
-        center: np.ndarray | float | None = None, out=None, with_gram: bool = False,
-    ) -> list[Result]:  # fmt: skip
-        """sum_k weights_k w_k + center g, in one read: M models for weights [M, K], or [L, M, K] with layerwise.
+    def add_model(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A model of the server's own as one more row, behind the clients, of the Gram and of the weights' values"""
+        positions = range(self.K) if self.table.positions is None else self.table.positions
+        address = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+        self._rows = dataclasses.replace(
+            self._rows,
+            clients=[*self._rows.clients, list(tensors)],
+            client_address=np.concatenate([self._rows.client_address, address[:, None]], axis=1),
+            positions=[*positions, SERVER],
+        )
+        self._grams.clear()
 
-        buffers    other weights for what is not a parameter (BatchNorm's statistics), in the same form
-        center     how much of the global model is added to each, [M] or [L, M]: zero for a mean of the clients
-        with_gram  the Gram in the same read, for weights that did not need it
+    def global_plus(self, update: Mapping[str, torch.Tensor], method: str) -> list[torch.Tensor]:
+        """The global model plus an update that was remembered: [T]"""
+        layout = self.table.layout
+        check_form(method, layout, update)
+        tensors = list(self._global)
+        for t in np.flatnonzero(layout.is_param):
+            tensors[t] = update[layout.keys[t]].to(self.table.device, layout.dtypes[t])
+        return self._sum(self._global, tensors, 1.0, check=False)
+
+    def update_of(self, result: Result) -> dict[str, torch.Tensor]:
+        """What a result adds to the parameters of the global model, by key"""
+        layout = self.table.layout
+        new = [as_tensor(result[key], "the result", key) for key in layout.keys]
+        update = self._sum(new, self._global, -1.0, check=True)
+        return {layout.keys[t]: update[t] for t in np.flatnonzero(layout.is_param)}
+
+    @property
+    def _global(self) -> list[torch.Tensor]:
+        assert self.table.center is not None
+        return self.table.center
+
+    def _sum(self, a: list[torch.Tensor], b: list[torch.Tensor], factor: float, *, check: bool) -> list[torch.Tensor]:
+        """a + factor b, by the kernels: torch's own threads do not survive a fork"""
+        address = np.array([[t.data_ptr() for t in model] for model in (a, b)], dtype=np.int64).T
+        pair = dataclasses.replace(
+            self.table, clients=[a, b], client_address=np.ascontiguousarray(address), center=None,
+            as_numpy=(False,) * self.table.T, positions=None, client_ids=None,
+        )  # fmt: skip
+        weights = np.array([[[1.0, factor]]])
+        [result] = kernels.mix_of(pair, weights, kernels.rows(pair, False), check=check)
+        return [result[key] for key in self.table.layout.keys]
+
+    def check_out(self) -> None:
+        """Raises where the caller's `out` cannot be written; for methods that compute long before they do"""
+        if self.out is not None:
+            check_out(self.table, self.out, 1)
+
+    def mix(self, weights: Weights, *, several: bool = False, fresh: bool = False) -> list[Result]:
+        """The models that the weights stand for, in one read: one, or M if several.
+
+        fresh   into memory of its own, for a model that is not the round's result
         """
-        table = self.table
-        w = np.atleast_2d(np.asarray(weights, dtype=np.float64))  # [.., M, K]
-        b = w if buffers is None else np.broadcast_to(np.asarray(buffers, dtype=np.float64), w.shape)
-        if center is not None:
-            table = table.with_center_as_client()
-            w = np.concatenate([w, np.broadcast_to(center, w.shape[:-1])[..., None]], axis=-1)
-            b = np.concatenate([b, np.zeros(b.shape[:-1])[..., None]], axis=-1)
-            b = w if buffers is None else b
-        self._check_weights(w, b)
-        w, b = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, b))  # [L or 1, M, K]
-        row = core.rows(table, layerwise)
-        if b is not w and not np.array_equal(b, w):
-            is_buffer = (~table.layout.is_param).astype(np.int32)
-            w, row = np.concatenate([w, b]), row + is_buffer * np.int32(len(w))
-        if with_gram:
+        if weights.only_used:
+            return self._mix_used(weights, several)
+        table, w, row, layerwise = self._rows_of(weights, several)
+        out = None if fresh else self.out
+        if weights.with_gram:
             self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
         else:
             results = self.access.mix(table, w, row, out, self.table)
-        return self._without_data(table, results)
+        self._without_data(table, results)
+        if isinstance(weights.others, str):
+            self.access.coordinatewise(self.table, weights.others, results)
+        return results
+
+    def wide_updates(self, weights: Weights) -> dict[int, torch.Tensor]:
+        """The parameters' part of mix(weights) less the global model, in float32 or wider, by tensor: another read"""
+        table, w, row, _ = self._rows_of(weights, several=False)
+        return self.access.wide_updates(table, w[:, 0], row, self.table.layout.is_param)
+
+    def _mix_used(self, weights: Weights, several: bool) -> list[Result]:
+        used = np.flatnonzero(weights.values.reshape(-1, self.K).any(0))
+        part = Cohort(self.table.part(used), self.shares[used], [self.ids[k] for k in used], self.access, out=self.out)
+        others = weights.others[..., used] if isinstance(weights.others, np.ndarray) else None  # medians are of all
+        results = part.mix(
+            dataclasses.replace(weights, values=weights.values[..., used], others=others, only_used=False),
+            several=several,
+        )
+        if isinstance(weights.others, str):
+            self.access.coordinatewise(self.table, weights.others, results)
+        return results
+
+    def _rows_of(self, weights: Weights, several: bool) -> tuple[Table, np.ndarray, np.ndarray, bool]:
+        """The table to mix; its weights [S, M, K]; which of S each tensor takes, [T]; whether S are the layers"""
+        table = self._rows
+        values = np.asarray(weights.values, dtype=np.float64)
+        values = values if several else values[..., None, :]  # [.., M, K]
+        layerwise = values.ndim == 3
+        w, others = weights.scale * values, values
+        if isinstance(weights.others, np.ndarray):
+            others = np.broadcast_to(weights.others if several else weights.others[..., None, :], w.shape)
+        if weights.center is not None:
+            table = table.with_center_as_client()
+            w = np.concatenate([w, np.broadcast_to(weights.center, w.shape[:-1])[..., None]], axis=-1)
+            others = np.concatenate([others, np.zeros(others.shape[:-1])[..., None]], axis=-1)
+            others = others if isinstance(weights.others, np.ndarray) else w
+        self._check_weights(w, others)
+        w, others = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, others))  # [L or 1, M, K]
+        row = kernels.rows(table, layerwise)
+        if not np.array_equal(others, w):
+            others_for = ~table.layout.is_param if weights.others_for is None else weights.others_for
+            row = row + others_for.astype(np.int32) * np.int32(len(w))
+            w = np.concatenate([w, others])
+        return table, w, row, layerwise
 
     def _check_weights(self, *weights: np.ndarray) -> None:
         if all(np.isfinite(w).all() for w in weights):
             return
-        lengths = [gram.model().norms().cpu().numpy() for gram in self._grams.values()]
-        far = finite.dominant(lengths[0]) if lengths else []
+        lengths = [gram.model().host.norms().numpy()[: self.K] for gram in self._grams.values()]
+        far = nonfinite.dominant(lengths[0]) if lengths else []
         words = "the clients' weights are not finite: products of the models' squares are beyond float64"
-        raise finite.too_large(self.table, far, words)
+        raise nonfinite.too_large(self.table, far, words)
 
-    def mix_rows(self, weights: np.ndarray, row: np.ndarray, out=None) -> list[Result]:
-        """Models for weights [S, M, K], of which tensor t takes weights[row[t]]"""
-        self._check_weights(weights)
-        return self._without_data(self.table, self.access.mix(self.table, weights, row, out, self.table))
-
-    def take_medians(self, result: Result) -> None:
-        """Replaces what is not a parameter, in place, by its coordinate-wise median over all clients.
-
-        Fewer than half of them cannot move it out of the range of the others. All of it is looked at: a client with a
-        value that is not finite is named.
-        """
-        self.access.combine(self.table, "median", [result])
-
-    def _without_data(self, table: Table, results: list[Result]) -> list[Result]:
+    def _without_data(self, table: Table, results: list[Result]) -> None:
         """Integers, of which a mix takes the maximum, as if the clients without data had not been there"""
-        have = np.flatnonzero(self.n > 0)
+        have = np.flatnonzero(self.shares > 0)
         if 0 < len(have) < self.K:
             rest = range(self.K, table.K)  # the global model, where it was mixed in
             table = dataclasses.replace(table, positions=None)  # it has none for the global model
-            self.access.combine(table.part([*have, *rest]), "maximum", results)
-        return results
+            self.access.coordinatewise(table.part([*have, *rest]), "maximum", results)
 
 
 def _centred(table: Table, client: np.ndarray) -> Table:
@@ -154,60 +264,3 @@ def _with_layers(gram: Gram, other: Gram, layers: np.ndarray) -> Gram:
 def _all_float64(table: Table) -> bool:
     """The Gram's products are computed in float64, not in float32"""
     return all(table.layout.dtypes[t] == torch.float64 for t in np.flatnonzero(table.layout.gram_layer >= 0))
-
-
-def by_id(ids: list[Any]) -> list[int]:
-    """Positions in the order of the ids: numbers, then strings"""
-    return sorted(range(len(ids)), key=lambda k: (isinstance(ids[k], str), ids[k]))
-
-
-def pick(name: str, values: Any, order: Sequence[int], K: int, axis: int) -> Any:
-    """Round info about the clients (an entry along `axis` for each of the K given) for some, in this order"""
-    if values is None or (len(order) == K and list(order) == list(range(K))):
-        return values
-    values = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
-    if values.ndim == 0 or values.shape[axis] != K:
-        raise InputError(f"{name} have shape {values.shape}, expected one for each of the {K} clients")
-    return np.take(values, order, axis)
-
-
-# What a result says of its clients: the axis they are along, and what stands there for one that was left out
-ABOUT_CLIENTS = {
-    "weights": (-1, 0.0), "mixing": (-1, 0.0), "logits": (-1, np.nan), "angles": (-1, np.nan),
-    "discrepancy": (-1, np.nan), "class_dist": (0, np.nan),
-}  # fmt: skip
-
-
-def restore(result: Result | Results, order: Sequence[int], K: int, personal: bool) -> Result | Results:
-    """A result of some of K clients, in the order of their ids, as the caller knows them"""
-    if list(order) == list(range(K)):
-        return result
-    if isinstance(result, Results):
-        models = [_restore_about(model, order, K) for model in result]
-        if personal:
-            place = dict(zip(order, models, strict=True))
-            models = [place.get(k) for k in range(K)]
-        several = Results(models)
-        several.__dict__.update(result.__dict__)
-        if personal and several.mixing is not None:
-            several.mixing = _spread(several.mixing, order, K, several.mixing.dim() - 2, 0.0)
-        result = several
-    return _restore_about(result, order, K)
-
-
-def _restore_about(result: Result | Results, order: Sequence[int], K: int) -> Result | Results:
-    for name, (axis, missing) in ABOUT_CLIENTS.items():
-        value = result.__dict__.get(name)
-        if value is not None:
-            setattr(result, name, _spread(value, order, K, axis, missing))
-    if result.gram is not None:
-        result.gram = result.gram.among(K, order)
-    return result
-
-
-def _spread(values: torch.Tensor, order: Sequence[int], K: int, axis: int, missing: float) -> torch.Tensor:
-    """What belongs to client order[i] moves from i to order[i]"""
-    axis %= values.dim()
-    shape = (*values.shape[:axis], K, *values.shape[axis + 1 :])
-    out = torch.full(shape, missing, dtype=values.dtype)
-    return out.index_copy_(axis, torch.tensor(list(order)), values)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg._engine.aggregator import float64, ratio
 from fastagg._engine.gram import Gram
+from fastagg._engine.numerics import float64, ratio
 from fastagg._engine.table import InputError
 
 
@@ -50,7 +50,7 @@ def diagnostics(
     population   [C], the classes in the data of all clients, also of those not in the round; default: the sum of
                  class_dist over clients
     """
-    C = gram.matrix.cpu().numpy()
+    C = gram.host.matrix.numpy()
     lam = _weights(gram, weights)
     if not isinstance(gamma, int | float | np.number) or not np.isfinite(gamma):
         raise InputError(f"gamma={gamma!r}; expected a finite number")

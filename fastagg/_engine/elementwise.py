@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fastagg._engine.forked import one_thread
-from fastagg._engine.table import FLOATING, Layout
+from fastagg._engine.result import Result
+from fastagg._engine.table import FLOATING, Layout, Table, as_tensor
 
 AT_ONCE = 1 << 20  # elements of all clients together that are copied at a time
 
@@ -39,6 +40,17 @@ def groups(used: np.ndarray, layout: Layout, clients: int) -> list[list[int]]:
         last[dtype].append(t)
         filled[dtype] += size
     return found
+
+
+def combine_models(rule: str, table: Table, results: Sequence[Result]) -> torch.Tensor:
+    """Replaces the tensors that a rule applies to in every result; [T] uint8: where a client is not finite"""
+    not_finite = torch.zeros(table.T, dtype=torch.uint8, device="cpu")  # the rules look on the host
+    keys = table.layout.keys
+    for group in groups(used_by(rule, table.layout), table.layout, table.K):
+        outs = [[as_tensor(result[keys[t]], "the result", keys[t]) for t in group] for result in results]
+        clients = [[client[t] for t in group] for client in table.clients]
+        not_finite.numpy()[group] = combine_several(rule, clients, outs)
+    return not_finite
 
 
 @one_thread()

@@ -1,8 +1,10 @@
-"""What can be read off a Gram: norms, distances and similarities of models that are never looked at again."""
+"""What can be read off a Gram: norms, distances and similarities of models that are not read again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -16,16 +18,26 @@ LOST = 2.0**13
 
 
 class Gram:
-    """Inner products of the global model g and the client vectors d_k = w_k - g, as float64.
+    """Inner products of the global model g and the client updates d_k = w_k - g, as float64.
 
-    matrix   [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
+    It is an operator. Most methods need no pair of clients, only these:
+
+    gram @ v         <d_k, sum_j v_j d_j> for each client: [K]; a NumPy array gives one, and a tensor a tensor
+    .squares         ||d_k||^2: [K]
+    .along_global    <g, d_k>: [K]
+    .global_square   ||g||^2: []
+
+    Methods that compare clients with each other need the whole of it:
+
+    .matrix          [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
+
     numel    number of elements behind it; [L] when layer-wise
     layers   names of the L layers, or None
     absent   positions of clients that were left out of the round (a result's .dropped). Their rows and columns are
              zero, as if they had not moved, so that position k is the same client here and in the result's weights.
              Means over clients do not count them.
 
-    Every method below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
+    Everything below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
     """
 
     def __init__(
@@ -35,6 +47,45 @@ class Gram:
         self.numel = numel if isinstance(numel, Tensor) else torch.tensor(numel, device="cpu")
         self.layers = layers
         self.absent = tuple(absent)
+
+    @cached_property
+    def host(self) -> Gram:
+        """The same in the memory of the host: itself, or a copy made when first asked for"""
+        if self.matrix.device.type == "cpu":
+            return self
+        return Gram(self.matrix.cpu(), self.numel, self.layers, self.absent)
+
+    @property
+    def squares(self) -> Tensor:
+        """||d_k||^2: [K]"""
+        return self._squares(self.updates())
+
+    @property
+    def along_global(self) -> Tensor:
+        """<g, d_k>: [K]"""
+        return self.matrix[..., 0, 1:]
+
+    @property
+    def global_square(self) -> Tensor:
+        """||g||^2: []"""
+        return self.matrix[..., 0, 0]
+
+    @overload
+    def __matmul__(self, v: np.ndarray) -> np.ndarray: ...
+    @overload
+    def __matmul__(self, v: Tensor) -> Tensor: ...
+    def __matmul__(self, v: Any) -> Any:
+        """<d_k, sum_j v_j d_j> for v [K]: [K]; for several, v [K, M]: [K, M]. With layers, v is [K], [L, K] or
+        [L, K, M]."""
+        if isinstance(v, np.ndarray) and v.ndim == 1:
+            return self._updates_on_host @ v
+        G = self._updates_on_host if isinstance(v, np.ndarray) else self.updates()
+        several = v.ndim == 2 + self.layerwise
+        return G @ v if several else (G @ v[..., None])[..., 0]
+
+    @cached_property
+    def _updates_on_host(self) -> np.ndarray:
+        return np.ascontiguousarray(self.host.updates().numpy())
 
     @property
     def K(self) -> int:
@@ -85,13 +136,13 @@ class Gram:
     @one_thread()
     def models(self) -> Tensor:
         """<w_i, w_j>: [K, K]"""
-        c, b = self.matrix[..., :1, :1], self.matrix[..., 0, 1:]
+        c, b = self.global_square[..., None, None], self.along_global
         return c + b[..., :, None] + b[..., None, :] + self.updates()
 
     @one_thread()
     def norms(self) -> Tensor:
         """||d_k||, the length of each client's update, which is its distance to the global model: [K]"""
-        return self._squares(self.updates()).sqrt()
+        return self.squares.sqrt()
 
     @one_thread()
     def distances(self) -> Tensor:
@@ -135,8 +186,8 @@ class Gram:
         if of == "models":
             return _cosine(self.models())
         if of == "global":
-            c, b = self.matrix[..., :1, 0], self.matrix[..., 0, 1:]
-            lengths = (c + 2 * b + self._squares(self.updates())).clamp(min=0).sqrt()  # ||w_k||
+            c, b = self.global_square[..., None], self.along_global
+            lengths = (c + 2 * b + self.squares).clamp(min=0).sqrt()  # ||w_k||
             return _divide(c + b, lengths * c.sqrt()).clamp(-1, 1)
         raise ValueError(f"cosine of {of!r}: expected 'updates', 'models' or 'global'")
 
@@ -157,11 +208,10 @@ class Gram:
     @one_thread()
     def projection(self, weights: Tensor | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
-        G = self.updates()
         if weights is None:
             weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added
-        w = torch.as_tensor(weights, dtype=torch.float64, device=G.device)
-        along = (G @ w[..., None])[..., 0]
+        w = torch.as_tensor(weights, dtype=torch.float64, device=self.matrix.device)
+        along = self @ w
         length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
         return _divide(along, length)
 

@@ -1,67 +1,96 @@
-"""Methods by name, for frameworks that choose one from a configuration."""
+"""Every method there is: those of fastagg.methods, those that other packages announce, those registered at run time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+import importlib
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
 
-from fastagg._engine.aggregator import REGISTRY, Aggregator, documentation, make, option_fields, suggest
+from fastagg._engine.aggregator import Aggregator, Reads
+from fastagg._engine.checks import suggest
+from fastagg._engine.inputs import RoundInput
+from fastagg._engine.options import options_of
 
-SHARED = tuple(f.name for f in fields(Aggregator) if f.init)  # options that all methods have
+ENTRY_POINTS = "fastagg.methods"  # the group in which other packages announce classes, or modules that register some
+SHARED = tuple(options_of(Aggregator))  # options that all methods have
+C = TypeVar("C", bound=type[Aggregator])
+
+_registered: dict[str, type[Aggregator]] = {}
+_loaded = False
 
 
-@dataclass(frozen=True)
-class Method:
-    """What there is to know of a method
+def register(cls: C) -> C:
+    """Adds a method. From then on it is found by its name wherever methods are: fastagg.aggregator, the simulator, ...
 
-    gives        "global": one model; "personalised": a model per client; "clusters": a model per cluster
-    options      by name, with their defaults
-    round_info   what aggregate() takes about a round besides models and sizes
+    To be used as a decorator. A package that is installed announces its methods in the entry-point group
+    "fastagg.methods" instead, so that commands find them too.
     """
-
-    name: str
-    description: str
-    paper: str
-    gives: str
-    options: dict[str, Any]
-    round_info: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name:<18} {self.description} ({self.paper})"
-
-    def summary(self) -> str:
-        """Two or three lines: what it does, its own options, what it needs of a round"""
-        own = ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name not in SHARED)
-        rows = [str(self)]
-        rows += [f"    options: {own}"] if own else []
-        rows += [f"    of a round: {', '.join(self.round_info)}"] if self.round_info else []
-        return "\n".join(rows)
-
-    @property
-    def help(self) -> str:
-        """All that is to be said of it, and of every option"""
-        return documentation(REGISTRY[self.name])
-
-    def text(self) -> str:
-        """A page: help, and the defaults"""
-        defaults = ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name not in SHARED)
-        head = f"{self.name} ({self.paper}), gives: {self.gives}"
-        return "\n\n".join([head, self.help, f"Defaults: {defaults or 'no options of its own'}"])
+    problem = _problem(cls)
+    if problem:
+        raise TypeError(f"fastagg.register: {problem}")
+    known = _registered.get(cls.name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"there is a method {cls.name!r} already: {known.__module__}.{known.__qualname__}")
+    _registered[cls.name] = cls
+    return cls
 
 
-def methods() -> list[Method]:
-    """Every method there is, by name, with a one-line description, the paper, and its options with their defaults."""
-    return [
-        Method(
-            name,
-            (cls.__doc__ or "").strip().splitlines()[0],
-            cls.paper,
-            cls.gives,
-            {f.name: f.default for f in option_fields(cls)},
-            cls.round_info,
-        )
-        for name, cls in sorted(REGISTRY.items())
-    ]
+def _problem(cls: Any) -> str:
+    """What a class lacks to be a method"""
+    if not isinstance(cls, type) or not issubclass(cls, Aggregator):
+        return f"{cls!r} does not derive from GlobalAggregator, PersonalisedAggregator or ClusterAggregator"
+    if not cls.name.isidentifier():
+        return f"{cls.__name__}.name is {cls.name!r}, expected a name that Python can have"
+    if not cls.paper:
+        return f"{cls.__name__}.paper is empty; say where the method is from"
+    if "__doc__" not in cls.__dict__ or not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
+        return f"{cls.__name__} has no docstring; its first line describes the method, and then its options"
+    if cls.weigh is Aggregator.weigh and cls.combine is Aggregator.combine:
+        return f"{cls.__name__} implements neither weigh() nor combine()"
+    return ""
+
+
+def registry() -> dict[str, type[Aggregator]]:
+    """All methods by name"""
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        _load_own()
+        _load_others()
+    return _registered
+
+
+def _load_own() -> None:
+    package = importlib.import_module("fastagg.methods")
+    for module in pkgutil.iter_modules(package.__path__, "fastagg.methods."):
+        importlib.import_module(module.name)
+
+
+def _load_others() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            found = entry.load()
+            if isinstance(found, type):
+                register(found)
+        except Exception as error:  # a package that is broken must not keep all others from working
+            warnings.warn(
+                f"fastagg: the method {entry.name} = {entry.value} cannot be loaded: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+
+
+def find(name: str) -> type[Aggregator]:
+    """The class of a method"""
+    known = registry()
+    if name not in known:
+        raise ValueError(f"no method {name!r}{suggest(name, known)}; there are {', '.join(sorted(known))}")
+    return known[name]
 
 
 def aggregator(name: str, **options: Any) -> Aggregator:
@@ -70,6 +99,123 @@ def aggregator(name: str, **options: Any) -> Aggregator:
     >>> server = fastagg.aggregator("simprox", lam=0.7)
     >>> global_sd = server.aggregate(global_sd, client_sds, sizes)
     """
-    if name not in REGISTRY:
-        raise ValueError(f"no method {name!r}{suggest(name, REGISTRY)}; there are {', '.join(sorted(REGISTRY))}")
-    return make(REGISTRY[name], options)
+    return make(find(name), options)
+
+
+def make(cls: type[Aggregator], options: dict[str, Any]) -> Aggregator:
+    """A method with options by name"""
+    _check_known(cls, options, ())
+    return cls(**options)
+
+
+def _check_known(cls: type[Aggregator], given: Iterable[str], inputs: Iterable[str]) -> None:
+    known = [*own_options(cls), *SHARED, *inputs]
+    for unknown in set(given) - set(known):
+        raise TypeError(f"{cls.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
+
+
+def own_options(cls: type[Aggregator]) -> list[str]:
+    """The names of the options that not all methods have"""
+    return [name for name in options_of(cls) if name not in SHARED]
+
+
+@cache
+def function_of(cls: type[Aggregator]) -> Callable[..., Any]:
+    """The function of a method: name(global_sd, client_sds, sizes=None, *, options, inputs, client_ids, out)"""
+
+    def function(global_sd, client_sds, sizes=None, *, client_ids=None, out=None, **options):
+        inputs = {key: options.pop(key) for key in options.keys() - options_of(cls).keys()}
+        server = cls(**options)
+        _check_known(cls, inputs, [spec.name for spec in server.round_inputs])
+        server.warn_state_lost(inputs, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..), or pass logits=')
+        return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **inputs)
+
+    function.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = cls.name
+    function.__module__ = cls.__module__
+    function.__doc__ = documentation(cls)
+    return function
+
+
+def signature_of(cls: type[Aggregator]) -> inspect.Signature:
+    P = inspect.Parameter
+    head = [P(name, P.POSITIONAL_OR_KEYWORD) for name in ("global_sd", "client_sds")]
+    head.append(P("sizes", P.POSITIONAL_OR_KEYWORD, default=None))
+    declared = options_of(cls)
+    own = [P(name, P.KEYWORD_ONLY, default=declared[name].default) for name in (*own_options(cls), *SHARED)]
+    inputs = [spec.name for spec in cls.round_inputs]
+    extra = [P(name, P.KEYWORD_ONLY, default=None) for name in (*inputs, "client_ids", "out")]
+    return inspect.Signature(head + own + extra)
+
+
+def documentation(cls: type[Aggregator]) -> str:
+    """What help() shows of a method's function: its class's text, and the arguments that all methods have"""
+    every_round, every_method = (
+        inspect.cleandoc(doc or "").split("\n\n")[1:] for doc in (Aggregator.aggregate.__doc__, Aggregator.__doc__)
+    )
+    shared = "Arguments of every method:\n\n" + "\n".join([every_round[0], every_method[0]])
+    returns = {
+        "global": "Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.",
+        "personalised": "Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.",
+        "clusters": "Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.",
+    }
+    return "\n\n".join([inspect.cleandoc(cls.__doc__ or ""), shared, returns[cls.produces]])
+
+
+@dataclass(frozen=True)
+class Method:
+    """What there is to know about a method
+
+    produces       "global": one model; "personalised": a model per client; "clusters": a model per cluster
+    reads          what it needs to know of the clients: "weights", "products" or "pairs" (see Aggregator)
+    options        by name, with their defaults
+    round_inputs   what aggregate() takes in a round besides models and sizes
+    """
+
+    name: str
+    description: str
+    paper: str
+    produces: str
+    reads: Reads
+    options: dict[str, Any]
+    round_inputs: tuple[RoundInput, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name:<18} {self.description} ({self.paper})"
+
+    def summary(self) -> str:
+        """Two or three lines: what it does, its own options, what it takes in a round"""
+        own = ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name not in SHARED)
+        rows = [str(self)]
+        rows += [f"    options: {own}"] if own else []
+        rows += (
+            [f"    in each round: {', '.join(spec.name for spec in self.round_inputs)}"] if self.round_inputs else []
+        )
+        return "\n".join(rows)
+
+    @property
+    def help(self) -> str:
+        """The full text: what it does, and every option"""
+        return documentation(find(self.name))
+
+    def text(self) -> str:
+        """A page: help, and the defaults"""
+        defaults = ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name not in SHARED)
+        head = f"{self.name} ({self.paper}), produces: {self.produces}"
+        return "\n\n".join([head, self.help, f"Defaults: {defaults or 'no options of its own'}"])
+
+
+def list_methods() -> list[Method]:
+    """Every method there is, by name, with a one-line description, the paper, and its options with their defaults."""
+    return [
+        Method(
+            name,
+            (cls.__doc__ or "").strip().splitlines()[0],
+            cls.paper,
+            cls.produces,
+            cls.reads,
+            {option: options_of(cls)[option].default for option in (*own_options(cls), *SHARED)},
+            cls.round_inputs,
+        )
+        for name, cls in sorted(registry().items())
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine.checks import InputError
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
 
 try:
@@ -24,6 +25,9 @@ DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {t
 BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
+Out = StateDict | Sequence[StateDict] | None  # what a call is to write into
+Params = Iterable[str] | torch.nn.Module | None  # names of the parameters, or the module that has them
+Layers = Callable[[str], str] | None  # from a tensor's name to its layer's
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,39 +132,44 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ParameterNames:
     """Which tensors are parameters; None: all but BUFFER_NAMES. A tied one has several names, and counts once."""
 
     names: frozenset[str] | None = None
     tied: frozenset[str] = frozenset()
 
 
-def choose(params: Iterable[str] | torch.nn.Module | Chosen | None) -> Chosen:
-    if isinstance(params, Chosen):
+def parameter_names(params: Iterable[str] | torch.nn.Module | ParameterNames | None) -> ParameterNames:
+    if isinstance(params, ParameterNames):
         return params
     if isinstance(params, torch.nn.Module):
         names = frozenset(name for name, _ in params.named_parameters(remove_duplicate=False))
-        return Chosen(names, names - frozenset(name for name, _ in params.named_parameters()))
+        return ParameterNames(names, names - frozenset(name for name, _ in params.named_parameters()))
     if params is None:
-        return Chosen()
+        return ParameterNames()
     names = frozenset(params)
     if not names:
         raise InputError("params: no names given")
-    return Chosen(names)
+    return ParameterNames(names)
 
 
 def build(
     global_sd: StateDict | None,
     client_sds: Sequence[StateDict],
     *,
-    params: Iterable[str] | torch.nn.Module | Chosen | None = None,
+    params: Iterable[str] | torch.nn.Module | ParameterNames | None = None,
     layers: Callable[[str], str] | None = None,
     client_ids: Sequence[Any] | None = None,
     hints: bool = True,
+    bad: dict[int, str] | None = None,
 ) -> Table:
     """Checks the models against each other and returns their table. Without a global model, client 0 sets the form.
 
     hints   warn of what is allowed and probably a mistake: clients that are the same tensors
+    bad     clients that do not fit are left out of the table, and what is wrong with them goes in here, by position;
+            without a global model, the form that most clients have is then the right one. Default: the first one raises
+
+    In the place of a client's model there may be an InputError that says why there is none.
     """
     if isinstance(client_sds, Mapping) or not isinstance(client_sds, Iterable):
         what = "one mapping" if isinstance(client_sds, Mapping) else f"a {type(client_sds).__name__}"
@@ -168,19 +177,25 @@ def build(
     client_sds = list(client_sds)
     if not client_sds:
         raise InputError("no clients: client_sds is empty")
-    for who, sd in ((client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)):
+    some = list(range(len(client_sds)))  # positions of the clients that fit
+    for k, sd in enumerate(client_sds):
         if not isinstance(sd, Mapping):
-            raise InputError(f"{who} is a {type(sd).__name__}, expected a state dict (name -> tensor)")
+            name, fault = client_name(k, client_ids), f"a {type(sd).__name__}, expected a state dict (name -> tensor)"
+            said = (
+                (f"{name}: {sd}", str(sd)) if isinstance(sd, InputError) else (f"{name} is {fault}", f"it is {fault}")
+            )
+            _leave_out(k, *said, some, bad)
     if global_sd is not None and not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
-    metadata = getattr(client_sds[0] if global_sd is None else global_sd, "_metadata", None)
-    client_sds = [_plain_dict(sd) for sd in client_sds]
+    first = some[0] if bad is None or global_sd is not None else _most_usual(client_sds, some)
+    metadata = getattr(client_sds[first] if global_sd is None else global_sd, "_metadata", None)
+    client_sds = [_plain_dict(sd) if isinstance(sd, Mapping) else sd for sd in client_sds]
     global_sd = None if global_sd is None else _plain_dict(global_sd)
     reference, who = (
-        (client_sds[0], client_name(0, client_ids)) if global_sd is None else (global_sd, "the global model")
+        (client_sds[first], client_name(first, client_ids)) if global_sd is None else (global_sd, "the global model")
     )
-    chosen = choose(params)
+    chosen = parameter_names(params)
     layer_names = None if layers is None else tuple(layers(key) for key in reference)
     layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
 
@@ -190,16 +205,44 @@ def build(
     center, other_inputs = None, []
     if global_sd is not None:
         center = _read(global_sd, layout, device, who, center_address, 0, other_inputs)
-    clients = [
-        _read(sd, layout, device, client_name(k, client_ids), client_address, k, other_inputs)
-        for k, sd in enumerate(client_sds)
-    ]
+    clients = []
+    for k in list(some):
+        name = client_name(k, client_ids)
+        try:
+            clients.append(_read(client_sds[k], layout, device, name, client_address, k, other_inputs))
+        except InputError as error:
+            _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
+    positions = None
+    if len(some) < K:
+        client_address, positions = np.ascontiguousarray(client_address[:, some]), some
     if hints:
-        warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(k, client_ids))
+        at = positions or range(K)
+        warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(at[k], client_ids))
     return Table(
         layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
-        client_ids,
+        client_ids, positions,
     )  # fmt: skip
+
+
+def _leave_out(
+    k: int, message: str, reason: str, some: list[int], bad: dict[int, str] | None, cause: Exception | None = None
+) -> None:
+    """Raises, or notes what is wrong with client k and removes it from some"""
+    if bad is not None:
+        bad[k] = reason
+        some.remove(k)
+    if bad is None or not some:
+        raise BadClientError(message, {k: reason}) from cause
+
+
+def _most_usual(client_sds: Sequence[StateDict], some: Sequence[int]) -> int:
+    """The first client of the form that most of them have"""
+
+    def form(sd: StateDict) -> frozenset:
+        return frozenset((key, str(getattr(v, "shape", None)), str(getattr(v, "dtype", None))) for key, v in sd.items())
+
+    forms = [form(client_sds[k]) for k in some]
+    return some[forms.index(Counter(forms).most_common(1)[0][0])]
 
 
 def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...]]:

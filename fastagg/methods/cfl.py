@@ -12,28 +12,17 @@ Every quantity of every cluster is read off the one Gram of all clients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
-from fastagg._engine.aggregator import (
-    Aggregator,
-    Cohort,
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    describe_several,
-    function_of,
-)
-from fastagg._engine.result import Results
-from fastagg._engine.table import InputError
+from fastagg.extend import ClusterAggregator, Cohort, InputError, Range, Weights, register
 
 
-@dataclass(kw_only=True, eq=False)
-class CFL(Aggregator):
+@register
+class CFL(ClusterAggregator):
     """Clusters of clients, split over the rounds where their updates point apart, and a model for each.
 
     eps1        a cluster is split when its mean update is shorter than this
@@ -54,36 +43,29 @@ class CFL(Aggregator):
 
     name = "cfl"
     paper = "Sattler et al., IEEE TNNLS 2021"
-    gives = "clusters"
+    reads = "pairs"
 
-    eps1: float = 0.4
-    eps2: float = 1.6
-    min_size: int = 2
-    linkage: str = "complete"
+    eps1: Annotated[float, Range(0)] = 0.4
+    eps2: Annotated[float, Range(0)] = 1.6
+    min_size: Annotated[int, Range(1)] = 2
+    linkage: Literal["complete", "single"] = "complete"
     weighted: bool = True
-    _memory: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("cfl", "eps1", self.eps1, 0, float("inf"))
-        check_number("cfl", "eps2", self.eps2, 0, float("inf"))
-        check_integer("cfl", "min_size", self.min_size, 1)
-        check_choice("cfl", "linkage", self.linkage, ("complete", "single"))
-        check_flag("cfl", "weighted", self.weighted)
+    state: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
 
     @property
     def clusters(self) -> list[list[Any]]:
         """The client ids of every cluster"""
         members: dict[int, list[Any]] = {}
-        for name, number in self._memory.items():
+        for name, number in self.state.items():
             members.setdefault(number, []).append(name)
         return [members[number] for number in sorted(members)]
 
-    def round(self, cohort: Cohort, out) -> Results:
-        gram, n = cohort.gram(), cohort.n if self.weighted else np.full(cohort.K, 1 / cohort.K)
-        G, cosine = gram.updates().cpu().numpy(), gram.cosine().cpu().numpy()
+    def weigh(self, cohort: Cohort) -> Weights:
+        gram = cohort.gram().host
+        n = cohort.shares if self.weighted else np.full(cohort.K, 1 / cohort.K)
+        G, cosine = gram.updates().numpy(), gram.cosine().numpy()
         number = _numbers(cohort, cosine)  # [K], of each client's cluster
-        following = max([*cohort.memory.values(), *number]) + 1
+        following = max([*cohort.state.values(), *number]) + 1
         split = set()
         for c in np.unique(number):
             members = np.flatnonzero(number == c)
@@ -97,23 +79,22 @@ class CFL(Aggregator):
         for row, c in zip(mixing, present, strict=True):
             members = np.flatnonzero(number == c)
             row[members] = _shares(n[members])
-        results = cohort.mix(mixing, out=out)
         clusters = [[cohort.ids[k] for k in np.flatnonzero(row)] for row in (number == present[:, None])]
-        kept = {name: c for name, c in cohort.memory.items() if c not in split}
-        cohort.memory = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
-        return describe_several(results, cohort, mixing, gram, clusters=clusters)
+        kept = {name: c for name, c in cohort.state.items() if c not in split}
+        cohort.state = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
+        return Weights(mixing, about={"clusters": clusters})
 
     def _is_split(self, G: np.ndarray, n: np.ndarray) -> bool:
         mean, longest = np.sqrt(max(n @ G @ n, 0)), np.sqrt(max(G.diagonal().max(), 0))
         return bool(len(n) > self.min_size and mean < self.eps1 and longest > self.eps2)
 
     def known_clients(self) -> Iterable[Any]:
-        return self._memory
+        return self.state
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
-        numbers = torch.tensor(list(self._memory.values()), dtype=torch.int64)
-        return {"method": self.name, "client_ids": list(self._memory), "clusters": numbers}
+        numbers = torch.tensor(list(self.state.values()), dtype=torch.int64)
+        return {"method": self.name, "client_ids": list(self.state), "clusters": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("client_ids", "clusters"))
@@ -122,17 +103,17 @@ class CFL(Aggregator):
             raise InputError(f"cfl state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
         if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
             raise InputError("cfl state: clusters are not numbered by integers >= 0")
-        self._memory = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
+        self.state = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
 
 
 def _numbers(cohort: Cohort, cosine: np.ndarray) -> np.ndarray:
     """The number of each client's cluster before this round, [K]; clients that are new join the most similar one"""
-    number = np.array([cohort.memory.get(name, -1) for name in cohort.ids], dtype=np.int64)
+    number = np.array([cohort.state.get(name, -1) for name in cohort.ids], dtype=np.int64)
     known, new = np.flatnonzero(number >= 0), np.flatnonzero(number < 0)
     if known.size:
         number[new] = number[known[cosine[np.ix_(new, known)].argmax(1)]]
     else:  # nobody to compare with: the first cluster there is
-        number[new] = min(cohort.memory.values(), default=0)
+        number[new] = min(cohort.state.values(), default=0)
     return number
 
 
@@ -160,6 +141,3 @@ def bipartition(distance: np.ndarray, linkage: str) -> np.ndarray:
         D[j], D[:, j] = np.inf, np.inf
         group[group == j] = i
     return group != group[0]
-
-
-cfl = function_of(CFL)

@@ -12,32 +12,42 @@ clients add to their loss so that the estimate is good.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from fastagg._engine import finite
-from fastagg._engine import table as tables
-from fastagg._engine.aggregator import (
-    Aggregator,
+from fastagg.extend import (
+    FLOATING,
+    ClientValue,
     Cohort,
-    check_sizes,
-    data_shares,
+    ExampleRound,
+    InputError,
+    PersonalisedAggregator,
+    Results,
+    RoundInput,
+    SetBy,
+    StateDict,
+    Table,
+    Weights,
+    bad_clients,
     describe_several,
+    example_inputs,
     float64,
-    function_of,
+    module_of,
+    nonfinite,
     ratio,
+    read_inputs,
+    register,
     shares,
 )
-from fastagg._engine.result import Results
-from fastagg._engine.table import FLOATING, InputError, StateDict, Table, module_of
+
+CLASS_DIST = RoundInput("class_dist", "each client's class distribution, [K, classes]", entry_dims=1, low=0)
 
 
-@dataclass(kw_only=True, eq=False)
-class CwFedAvg(Aggregator):
+@register
+class CwFedAvg(PersonalisedAggregator):
     """A model per client: FedAvg of each class, blended by the client's class distribution.
 
     head         key of the output layer's weight, one row per class
@@ -55,16 +65,15 @@ class CwFedAvg(Aggregator):
 
     name = "cwfedavg"
     paper = "Lee and Choi, cwFedAvg, Eq. 4 to 7"
-    gives = "personalised"
-    round_info = ("class_dist",)
-    per_client = ("class_dist",)
+    reads = "weights"
     needs_global = False
+    round_inputs = (CLASS_DIST,)
+    client_values = (ClientValue("class_dist", axis=0),)
 
-    head: str = "fc.weight"
+    head: Annotated[str, SetBy("head")] = "fc.weight"
     scope: str = "all"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_options(self) -> None:
         for option in ("head", "scope"):
             value = getattr(self, option)
             if not isinstance(value, str) or not value:
@@ -74,16 +83,20 @@ class CwFedAvg(Aggregator):
         except re.error as error:
             raise ValueError(f"cwfedavg: scope={self.scope!r} is not a regular expression: {error}") from error
 
-    def round(self, cohort: Cohort, out, class_dist=None) -> Results:
-        if self.group is not None and class_dist is None:
-            raise InputError("cwfedavg: shards of models have no whole head to estimate classes from; pass class_dist")
+    def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
+        missing = inputs is not None and inputs.get("class_dist") is None
+        return "shards of models have no whole head to estimate classes from; pass class_dist" * missing
+
+    @classmethod
+    def example_round(cls, K: int) -> ExampleRound:
+        return ExampleRound({}, example_inputs(cls.round_inputs, K, optional=True))
+
+    def weigh(self, cohort: Cohort, class_dist: np.ndarray | None = None) -> Weights:
         personal = self._in_scope(cohort)
-        P = class_shares(cohort.table, cohort.n, self.head, class_dist)
-        A = P @ class_weights(P, cohort.n)  # [K, K]
-        plain = np.broadcast_to(cohort.n, A.shape)
-        row = (~personal).astype(np.int32)
-        results = cohort.mix_rows(np.stack([A, plain]), row, out)
-        return describe_several(results, cohort, A, class_dist=torch.from_numpy(P))
+        P = class_shares(cohort, self.head, class_dist)
+        A = P @ class_weights(P, cohort.shares)  # [K, K]
+        plain = np.broadcast_to(cohort.shares, A.shape)
+        return Weights(A, others=plain, others_for=~personal, about={"class_dist": torch.from_numpy(P)})
 
     def _in_scope(self, cohort: Cohort) -> np.ndarray:
         """[T] bool"""
@@ -101,9 +114,6 @@ class CwFedAvg(Aggregator):
         return found
 
 
-cwfedavg = function_of(CwFedAvg)
-
-
 def cwfedavg_class_models(
     global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes=None, *, class_dist=None,
     head: str = "fc.weight", out=None,
@@ -112,11 +122,13 @@ def cwfedavg_class_models(
 
     Arguments as in cwfedavg, which needs none of these models. This takes the memory of C models.
     """
-    table = tables.build(global_sd, client_sds)
-    cohort = Cohort(table, data_shares(check_sizes(sizes, table.K)), list(range(table.K)))
-    P = class_shares(table, cohort.n, head, class_dist)
-    Q = class_weights(P, cohort.n)
-    return describe_several(cohort.mix(Q, out=out), cohort, Q, class_dist=torch.from_numpy(P))
+    cohort = Cohort.of(global_sd, client_sds, sizes, out)
+    given, faults = read_inputs("cwfedavg_class_models", (CLASS_DIST,), {"class_dist": class_dist}, cohort.ids)
+    if faults:
+        raise bad_clients(faults, cohort.ids)
+    P = class_shares(cohort, head, given.get("class_dist"))
+    weights = Weights(class_weights(P, cohort.shares), about={"class_dist": torch.from_numpy(P)})
+    return describe_several(cohort.mix(weights, several=True), cohort, weights)
 
 
 def wdr_penalty(head_weight: torch.Tensor, class_dist: Any) -> torch.Tensor:
@@ -151,18 +163,15 @@ def head_index(table: Table, head: str) -> int:
     raise InputError(f"cwfedavg: head={head!r} {what}{last}")
 
 
-def class_shares(table: Table, n: np.ndarray, head: str, class_dist: Any) -> np.ndarray:
+def class_shares(cohort: Cohort, head: str, class_dist: np.ndarray | None) -> np.ndarray:
     """P, [K, C], rows sum to 1: as given, or estimated from the norms of the head's rows (Eq. 4)"""
+    table, n = cohort.table, cohort.shares
     if class_dist is None:
         t = head_index(table, head)
         P = np.stack([row_norms(client[t]) for client in table.clients])
-        finite.check_clients(table, np.flatnonzero(~np.isfinite(P).all(1)))
+        nonfinite.check_clients(table, np.flatnonzero(~np.isfinite(P).all(1)).tolist())
     else:
-        P = float64(class_dist)
-        if P.ndim != 2 or P.shape[0] != table.K or P.shape[1] == 0:
-            raise InputError(f"class_dist has shape {P.shape}, expected ({table.K}, classes): a row per client")
-        for k in np.flatnonzero(~np.isfinite(P).all(1) | (P < 0).any(1)):
-            raise InputError(f"class_dist: the row of client {k} has a number that is negative or not finite")
+        P = class_dist
     P = shares(P)
     overall = n @ P if (n @ P).any() else np.ones(P.shape[1])
     return np.where(P.any(1, keepdims=True), P, overall / overall.sum())

@@ -10,27 +10,17 @@ Gradients of the paper are updates here: with one step length for all clients, t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from fastagg._engine.aggregator import (
-    Aggregator,
-    Cohort,
-    check_number,
-    describe,
-    function_of,
-    ratio,
-)  # fmt: skip
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError
+from fastagg.extend import ClientValue, Cohort, GlobalAggregator, Gram, InputError, Range, Weights, ratio, register
 
 
-@dataclass(kw_only=True, eq=False)
-class FedAdp(Aggregator):
+@register
+class FedAdp(GlobalAggregator):
     """Weights from data shares and from the angle of each client's update to the global one, averaged over rounds.
 
     alpha   steepness: how much more than by its data a client can count (exp(alpha) times), and how suddenly
@@ -42,36 +32,31 @@ class FedAdp(Aggregator):
 
     name = "fedadp"
     paper = "Wu and Wang, IEEE TCCN 2021"
+    reads = "products"
+    client_values = (ClientValue("angles"),)
 
-    alpha: float = 5.0
-    _memory: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
+    alpha: Annotated[float, Range(above=0)] = 5.0
+    state: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("fedadp", "alpha", self.alpha, 0, float("inf"), strict=True)
-
-    def round(self, cohort: Cohort, out) -> Result:
-        gram = cohort.gram()
-        now = angles(gram, cohort.n)
-        past, rounds = np.array([cohort.memory.get(name, (0.0, 0)) for name in cohort.ids]).T
+    def weigh(self, cohort: Cohort) -> Weights:
+        now = angles(cohort.gram(), cohort.shares)
+        past, rounds = np.array([cohort.state.get(name, (0.0, 0)) for name in cohort.ids]).T
         mean = past + (now - past) / (rounds + 1)
-        weights = gompertz_weights(mean, cohort.n, self.alpha)
-        [result] = cohort.mix(weights[None], out=out)
-        cohort.memory = cohort.memory | {
+        cohort.state = cohort.state | {
             name: (float(angle), int(t) + 1) for name, angle, t in zip(cohort.ids, mean, rounds, strict=True)
         }
-        return describe(result, cohort, weights, gram, angles=torch.from_numpy(mean))
+        return Weights(gompertz_weights(mean, cohort.shares, self.alpha), about={"angles": torch.from_numpy(mean)})
 
     def known_clients(self) -> Iterable[Any]:
-        return self._memory
+        return self.state
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: client ids, and tensors of their average angles (float64) and numbers of rounds (int64)"""
         return {
             "method": self.name,
-            "client_ids": list(self._memory),
-            "angles": torch.tensor([angle for angle, _ in self._memory.values()], dtype=torch.float64),
-            "rounds": torch.tensor([t for _, t in self._memory.values()], dtype=torch.int64),
+            "client_ids": list(self.state),
+            "angles": torch.tensor([angle for angle, _ in self.state.values()], dtype=torch.float64),
+            "rounds": torch.tensor([t for _, t in self.state.values()], dtype=torch.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -84,17 +69,13 @@ class FedAdp(Aggregator):
             raise InputError("fedadp state: angles are not all between 0 and pi")
         if not (np.isfinite(rounds) & (rounds >= 1) & (rounds == np.floor(rounds))).all():
             raise InputError("fedadp state: rounds are not all integers >= 1")
-        self._memory = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
-
-
-fedadp = function_of(FedAdp)
+        self.state = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
 
 
 def angles(gram: Gram, n: np.ndarray) -> np.ndarray:
     """The angle of each d_k to sum_j n_j d_j, in [0, pi]: [K]"""
-    G = gram.updates().cpu().numpy()
-    along = G @ n
-    lengths = np.sqrt(np.maximum(np.diag(G), 0)) * np.sqrt(max(along @ n, 0))
+    along = gram @ n
+    lengths = np.sqrt(gram.host.squares.numpy()) * np.sqrt(max(along @ n, 0))
     return np.arccos(np.clip(ratio(along, lengths), -1, 1))
 
 

@@ -9,17 +9,15 @@ read off one Gram and all K models come out of one mix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe_several, function_of, ratio
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Results
+from fastagg.extend import Cohort, Gram, PersonalisedAggregator, Range, ratio, register
 
 
-@dataclass(kw_only=True, eq=False)
-class FedAMP(Aggregator):
+@register
+class FedAMP(PersonalisedAggregator):
     """A model per client: itself and the others, the nearer the more (attentive message passing).
 
     alpha   step length; default sigma / K, so that clients at one point are averaged evenly and none ever keeps less
@@ -35,23 +33,13 @@ class FedAMP(Aggregator):
 
     name = "fedamp"
     paper = "Huang et al., AAAI 2021"
-    gives = "personalised"
+    reads = "pairs"
 
-    alpha: float | None = None
-    sigma: float | None = None
+    alpha: Annotated[float, Range(above=0)] | None = None
+    sigma: Annotated[float, Range(above=0)] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for option in ("alpha", "sigma"):
-            if getattr(self, option) is not None:
-                check_number("fedamp", option, getattr(self, option), 0, float("inf"), strict=True)
-
-    def round(self, cohort: Cohort, out) -> Results:
-        xi = attention(cohort.distance_gram(), self.alpha, self.sigma)
-        return describe_several(cohort.mix(xi, out=out), cohort, xi, cohort.gram())
-
-
-fedamp = function_of(FedAMP)
+    def weigh(self, cohort: Cohort) -> np.ndarray:
+        return attention(cohort.distance_gram(), self.alpha, self.sigma)
 
 
 def attention(gram: Gram, alpha: float | None, sigma: float | None) -> np.ndarray:

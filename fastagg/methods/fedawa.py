@@ -17,29 +17,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import field
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from fastagg._engine.aggregator import (
-    Aggregator,
+from fastagg.extend import (
+    ClientValue,
     Cohort,
+    GlobalAggregator,
+    Gram,
+    InputError,
+    Layout,
+    Pass,
+    Range,
+    Result,
+    RoundInput,
+    Weights,
     check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    describe,
     float64,
-    function_of,
     ratio,
+    register,
 )
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError
 
-VARIANTS = ("paper", "released", "cos")
 # Defaults of steps and of Adam's lr. Those of "paper" were chosen by benchmarks/fedawa_steps.py, see docs/methods.md.
 STEPS = {"paper": 5, "released": 1}
 LR = {"paper": 0.05, "released": 1e-3}
@@ -52,8 +53,8 @@ class Carried(NamedTuple):
     layers: tuple[str, ...] | None = None
 
 
-@dataclass(kw_only=True, eq=False)
-class FedAWA(Aggregator):
+@register
+class FedAWA(GlobalAggregator):
     """Client weights learned in every round: clients whose updates agree with the weighted mean update gain weight.
 
     variant     "paper": Algorithm 1. Every round starts at the data shares, takes a few optimiser steps on Eq. 3 and
@@ -81,115 +82,101 @@ class FedAWA(Aggregator):
 
     name = "fedawa"
     paper = "Shi et al., CVPR 2025"
-    round_info = ("logits",)
-    per_client = ("logits",)
-    client_axis = -1
+    reads = "products"  # of the Gram with the weights, and with the weights over distances
+    round_inputs = (
+        RoundInput("logits", "the logits to start from", client_axis=-1, entry_dims=None, from_clients=False),
+    )
+    client_values = (ClientValue("logits"),)
 
-    variant: str = "paper"
-    steps: int | None = None
-    lr: float | None = None
-    optimizer: str = "adam"
-    reg: str | None = "cos"
-    gamma: float = 1.0
+    variant: Literal["paper", "released", "cos"] = "paper"
+    steps: Annotated[int, Range(0)] | None = None
+    lr: Annotated[float, Range(above=0)] | None = None
+    optimizer: Literal["adam", "sgd"] = "adam"
+    reg: Literal["cos", "euc"] | None = "cos"
+    gamma: Annotated[float, Range()] = 1.0
     layerwise: bool = False
-    logits_by: str = "id"
-    _memory: Carried = field(init=False, default_factory=lambda: Carried({}), repr=False)
+    logits_by: Literal["id", "position"] = "id"
+    state: Carried = field(init=False, default_factory=lambda: Carried({}), repr=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("fedawa", "variant", self.variant, VARIANTS)
-        check_choice("fedawa", "optimizer", self.optimizer, ("adam", "sgd"))
-        check_choice("fedawa", "reg", self.reg, ("cos", "euc", None))
-        check_flag("fedawa", "layerwise", self.layerwise)
-        check_choice("fedawa", "logits_by", self.logits_by, ("id", "position"))
+    def check_options(self) -> None:
         if self.steps is None:
             self.steps = STEPS.get(self.variant, 1)
         if self.lr is None:
             self.lr = LR.get(self.variant, 1e-3) if self.optimizer == "adam" else 1e-2
-        check_integer("fedawa", "steps", self.steps, 0)
-        check_number("fedawa", "lr", self.lr, 0, float("inf"), strict=True)
-        check_number("fedawa", "gamma", self.gamma, -float("inf"), float("inf"))
 
-    def round(self, cohort: Cohort, out, logits=None) -> Result:
-        layers = cohort.table.layout.layers if self.layerwise else None
-        carried: Carried = cohort.memory
+    @property
+    def knows_weights(self) -> bool:
+        """The weights of a round do not depend on its Gram"""
+        return self.variant == "released" and (self.steps or 0) <= 1
+
+    def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+        return ("gram_mix",) if self.knows_weights else ("gram", "mix")
+
+    def weigh(self, cohort: Cohort, logits: np.ndarray | None = None) -> Weights:
+        layers, carried = cohort.layers if self.layerwise else None, cohort.state
         if carried.logits and layers != carried.layers:
             raise InputError(
                 f"the model's layers are {layers}, but this aggregator carries logits for {carried.layers}"
             )
         start = self._start(cohort, logits)
-        known = self.variant == "released" and self.steps <= 1  # this round's weights do not depend on its Gram
-        if known:
-            weights = softmax(start)
-            result = self._mix(cohort, weights, out, with_gram=True)
-            after = solve(cohort.gram(self.layerwise), start, self)[1] if self.steps else start
-        else:
-            gram = cohort.gram(self.layerwise)
-            if self.variant == "cos":
-                weights, after = cosine_weights(gram.matrix.cpu().numpy(), cohort.n), None
-            else:
-                weights, after = solve(gram, start, self, self._distances(cohort))
-                if self.variant == "paper" and logits is None:
-                    weights = np.where(cohort.n > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log
-            result = self._mix(cohort, weights, out)
-        if after is not None:
-            if not np.isfinite(after).all():
-                raise InputError("fedawa: updates are so long that the objective is beyond float64")
-            if self.variant == "released":
-                new = {name: after[..., k].copy() for k, name in enumerate(self._names(cohort))}
-                cohort.memory = Carried(carried.logits | new, layers)
-            after = torch.from_numpy(after)
-        return describe(result, cohort, weights, cohort.gram(self.layerwise), logits=after)
+        if self.knows_weights:
+            return Weights(softmax(start), scale=self.gamma, with_gram=True, about={"logits": start})
+        gram = cohort.gram(self.layerwise)
+        if self.variant == "cos":
+            return Weights(cosine_weights(gram, cohort.shares), scale=self.gamma, about={"logits": None})
+        distances = cohort.distance_gram(self.layerwise) if self.variant == "paper" else gram
+        weights, after = solve(gram, start, self, distances)
+        if self.variant == "paper" and logits is None:
+            weights = np.where(cohort.shares > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log
+        return Weights(weights, scale=self.gamma, about={"logits": after})
 
-    def complete(self, result: Result, ids: list[Any], round_info: Mapping[str, Any]) -> None:
+    def learn(self, cohort: Cohort, weights: Weights, result: Result | None) -> None:
+        after = weights.about["logits"]
+        if after is None:
+            return
+        if self.knows_weights and self.steps:
+            after = solve(cohort.gram(self.layerwise), after, self)[1]
+        if not np.isfinite(after).all():
+            raise InputError("fedawa: updates are so long that the objective is beyond float64")
+        if self.variant == "released":
+            new = {name: after[..., k].copy() for k, name in enumerate(self._names(cohort))}
+            cohort.state = Carried(cohort.state.logits | new, cohort.layers if self.layerwise else None)
+        weights.about["logits"] = torch.from_numpy(after)
+
+    def describe_dropped(self, result: Result, ids: list[Any], inputs: Mapping[str, Any]) -> None:
         """A dropped client keeps the logit it came with; one that had none stands at the mean of the others"""
         if result.logits is None:
             return
-        given, logits = round_info.get("logits"), result.logits  # [K] or [L, K]
+        given, logits = inputs.get("logits"), result.logits  # [K] or [L, K]
         mean = logits.nanmean(-1)
         for k, (client, name) in enumerate(zip(ids, ids if self.logits_by == "id" else range(len(ids)), strict=True)):
             if client in result.dropped:
-                known = float64(given)[..., k] if given is not None else self._memory.logits.get(name)
+                known = float64(given)[..., k] if given is not None else self.state.logits.get(name)
                 logits[..., k] = mean if known is None else torch.as_tensor(known)
 
-    def _start(self, cohort: Cohort, given) -> np.ndarray:
+    def _start(self, cohort: Cohort, given: np.ndarray | None) -> np.ndarray:
         """Logits to start from: those given, those remembered, or the method's first"""
-        n = cohort.n
+        n = cohort.shares
         start = n if self.variant == "released" else np.log(np.maximum(n, 1e-300))  # a share of 0 has no finite log
-        start = np.tile(start, (len(cohort.table.layout.layers), 1)) if self.layerwise else start.copy()
+        start = np.tile(start, (len(cohort.layers), 1)) if self.layerwise else start.copy()
         if given is not None:
-            given = float64(given)
             if given.shape != start.shape:
                 raise InputError(f"logits have shape {given.shape}, expected {start.shape}")
-            if not np.isfinite(given).all():
-                raise InputError("logits are not finite")
             return given
         for k, name in enumerate(self._names(cohort)):
-            if name in cohort.memory.logits:
-                start[..., k] = cohort.memory.logits[name]
+            if name in cohort.state.logits:
+                start[..., k] = cohort.state.logits[name]
         return start
 
     def _names(self, cohort: Cohort) -> Sequence[Any]:
         """What the clients' logits are remembered by"""
-        if self.logits_by == "id":
-            return cohort.ids
-        positions = cohort.table.positions
-        return range(cohort.K) if positions is None else [int(k) for k in positions]
-
-    def _distances(self, cohort: Cohort) -> Gram:
-        """What the distances between clients are read off; the released variant does not spend a read on digits"""
-        return cohort.distance_gram(self.layerwise) if self.variant == "paper" else cohort.gram(self.layerwise)
-
-    def _mix(self, cohort: Cohort, weights: np.ndarray, out, with_gram: bool = False) -> Result:
-        w = weights[..., None, :]
-        [result] = cohort.mix(self.gamma * w, layerwise=self.layerwise, buffers=w, out=out, with_gram=with_gram)
-        return result
+        return cohort.ids if self.logits_by == "id" else cohort.positions
 
     def known_clients(self) -> Iterable[Any]:
-        return self._memory.logits if self.logits_by == "id" else ()
+        return self.state.logits if self.logits_by == "id" else ()
 
-    def warn_memory_lost(self, round_info: Mapping[str, Any], remedy: str) -> None:
-        if self.variant == "released" and round_info.get("logits") is None:
+    def warn_state_lost(self, inputs: Mapping[str, Any], remedy: str) -> None:
+        if self.variant == "released" and inputs.get("logits") is None:
             warnings.warn(
                 "fedawa: variant='released' learns over rounds, and this call forgets what it learns: its weights "
                 f"start at the data shares each time. {remedy}, or use variant='paper', which learns within one round.",
@@ -202,9 +189,9 @@ class FedAWA(Aggregator):
             "method": self.name,
             "variant": self.variant,
             "logits_by": self.logits_by,
-            "layers": None if self._memory.layers is None else list(self._memory.layers),
-            "client_ids": list(self._memory.logits),
-            "logits": torch.tensor(np.array(list(self._memory.logits.values()), dtype=np.float64)),
+            "layers": None if self.state.layers is None else list(self.state.layers),
+            "client_ids": list(self.state.logits),
+            "logits": torch.tensor(np.array(list(self.state.logits.values()), dtype=np.float64)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -225,10 +212,7 @@ class FedAWA(Aggregator):
             raise InputError(f"fedawa state: logits have shape {logits.shape}, expected {expected}")
         if not np.isfinite(logits).all():
             raise InputError("fedawa state: logits are not finite")
-        self._memory = Carried(dict(zip(ids, logits, strict=True)), layers)
-
-
-fedawa = function_of(FedAWA)
+        self.state = Carried(dict(zip(ids, logits, strict=True)), layers)
 
 
 def fedawa_objective(
@@ -241,15 +225,14 @@ def fedawa_objective(
     """
     check_choice("fedawa_objective", "variant", variant, ("released", "paper"))
     check_choice("fedawa_objective", "reg", reg, ("cos", "euc", None))
-    C = gram.matrix.cpu().numpy()
-    given, expected = float64(weights), (*C.shape[:-2], gram.K)
+    given, expected = float64(weights), tuple(gram.squares.shape)
     if given.shape not in (expected, (gram.K,)):
         raise InputError(f"weights have shape {given.shape}, expected {expected}")
-    loss, gradient = _objective(C, gram.numel.numpy(), variant, reg)(np.broadcast_to(given, expected), True)
+    loss, gradient = _objective(gram, variant, reg)(np.broadcast_to(given, expected), True)
     return torch.as_tensor(loss), torch.from_numpy(gradient)
 
 
-# Below, K-by-K arithmetic in float64: C is [K+1, K+1] or [L, K+1, K+1]; lam (weights) and T (logits) are [K] or [L, K].
+# Below, arithmetic in float64 on what the Gram says: lam (weights) and T (logits) are [K] or [L, K].
 
 
 def softmax(T: np.ndarray) -> np.ndarray:
@@ -258,31 +241,31 @@ def softmax(T: np.ndarray) -> np.ndarray:
 
 
 def _objective(
-    C: np.ndarray, numel, variant: str, reg: str | None, distances: np.ndarray | None = None
+    gram: Gram, variant: str, reg: str | None, distances: Gram | None = None
 ) -> Callable[[np.ndarray, bool], tuple]:
-    """(lam, want_loss) -> (loss, gradient), with all that does not depend on lam worked out once.
+    """(lam, want_loss) -> (loss, gradient), with everything that does not depend on lam worked out once.
 
     distances   a Gram to read the distances of clients off, if another. On weights that sum to 1 they do not depend on
                 its center, nor does the gradient but for a constant, which a softmax takes no notice of.
     """
-    layers = C.ndim == 3
-    c, b, G = C[:, :1, 0] if layers else C[0, 0], C[..., 0, 1:], np.ascontiguousarray(C[..., 1:, 1:])
-    squares = np.einsum("...kk->...k", G).copy()
-    H = G if distances is None else np.ascontiguousarray(distances[..., 1:, 1:])
-    own = squares if distances is None else np.einsum("...kk->...k", H).copy()
+    layers = gram.layerwise
+    host, other = gram.host, gram if distances is None else distances
+    c, b, squares = host.global_square.numpy(), host.along_global.numpy(), host.squares.numpy()
+    c = c[:, None] if layers else c[()]
+    own = other.host.squares.numpy()
     least = 1e-15 * own + 1e-300  # of a squared distance: what float64 can tell from zero
     r = np.zeros_like(squares)  # what "released" adds, linear in lam
     if variant == "released" and reg == "cos":
         r = _one_minus_cosine(c, b, squares, 1.0)
     elif variant == "released" and reg == "euc":
-        r = squares / np.maximum(np.asarray(numel)[..., None], 1)
+        r = squares / np.maximum(gram.numel.numpy()[..., None], 1)
 
     def deviation(lam, want_loss):
-        Hl = _matvec(H, lam)
+        Hl = other @ lam
         distance = np.sqrt(np.maximum(own + _dot(lam, Hl) - 2 * Hl, least))  # ||d_k - sum lam d||
         pull = lam / distance
         cost = distance + r
-        gradient = cost + Hl * pull.sum(-1, keepdims=layers) - _matvec(H, pull)
+        gradient = cost + Hl * pull.sum(-1, keepdims=layers) - other @ pull
         return _dot(lam, cost) if want_loss else None, gradient
 
     def released(lam, want_loss):
@@ -293,7 +276,7 @@ def _objective(
 
     def paper(lam, want_loss):
         loss, gradient = deviation(lam, want_loss)
-        Gl = _matvec(G, lam)
+        Gl = gram @ lam
         q = _dot(lam, Gl)  # ||sum lam d||^2
         s = lam.sum(-1, keepdims=layers)
         a = _dot(lam, b)  # <sum lam d, g>
@@ -327,10 +310,6 @@ def _power_of_two(x):
     return np.ldexp(1.0, -np.frexp(x)[1])
 
 
-def _matvec(A, x):
-    return A @ x if x.ndim == 1 else (A @ x[..., None])[..., 0]
-
-
 def _dot(x, y):
     """Over clients: a scalar, or [L, 1] with layers"""
     return x @ y if x.ndim == 1 else (x * y).sum(-1, keepdims=True)
@@ -346,8 +325,7 @@ def _last(loss, more=0.0):
 
 def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Weights and logits after o.steps optimiser steps from T; "released" uses the weights from before the last one."""
-    other = None if distances in (None, gram) else distances.matrix.cpu().numpy()
-    f = _objective(gram.matrix.cpu().numpy(), gram.numel.numpy(), o.variant, o.reg, other)
+    f = _objective(gram, o.variant, o.reg, distances)
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
     lam = softmax(T)
     for step in range(1, o.steps + 1):
@@ -367,12 +345,12 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -
     return (lam if o.variant == "released" else softmax(T)), T
 
 
-def cosine_weights(C: np.ndarray, n: np.ndarray) -> np.ndarray:
+def cosine_weights(gram: Gram, n: np.ndarray) -> np.ndarray:
     """FedAWA-COS; the data shares where no client agrees with the mean update"""
-    G = C[..., 1:, 1:]
-    G = G * _power_of_two(np.einsum("...kk->...k", G).max(-1))[..., None, None]
-    along = G @ n
-    norms = np.sqrt(np.maximum(np.einsum("...kk->...k", G) * (along * n).sum(-1, keepdims=True), 0))
+    squares = gram.host.squares.numpy()
+    unit = _power_of_two(squares.max(-1, keepdims=True))  # products of squares could leave float64
+    squares, along = squares * unit, (gram @ n) * unit
+    norms = np.sqrt(np.maximum(squares * (along * n).sum(-1, keepdims=True), 0))
     w = np.maximum(ratio(along, norms), 0)
     total = w.sum(-1, keepdims=True)
     return np.where(total > 0, ratio(w, total), n)

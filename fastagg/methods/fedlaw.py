@@ -12,10 +12,9 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -23,27 +22,35 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR
 
-from fastagg._engine import backends, core, finite
-from fastagg._engine import table as tables
-from fastagg._engine.aggregator import (
-    REGISTRY,
-    Aggregator,
+from fastagg.extend import (
+    FLOATING,
     Cohort,
-    check_choice,
-    check_integer,
-    check_number,
-    describe,
-    documentation,
+    ExampleNet,
+    ExampleRound,
+    GlobalAggregator,
+    InputError,
+    Layout,
+    Pass,
+    Range,
+    Result,
+    RoundInput,
+    SetBy,
+    Table,
+    Weights,
+    as_tensor,
+    example_inputs,
+    kernels,
+    nonfinite,
+    register,
+    tables,
 )
-from fastagg._engine.result import Result, check_out
-from fastagg._engine.table import FLOATING, InputError, StateDict, Table, as_tensor
 
 Loss = Callable[[Any, Any], Tensor]
 SWA_AFTER = 6  # epochs before the client weights are averaged, as in the authors' code
 
 
-@dataclass(kw_only=True, eq=False)
-class FedLAW(Aggregator):
+@register
+class FedLAW(GlobalAggregator):
     """Client weights and a shrinking factor, learned by gradient descent on proxy data of the server.
 
     model      the nn.Module whose state dicts are aggregated; required, and never modified
@@ -68,75 +75,65 @@ class FedLAW(Aggregator):
 
     name = "fedlaw"
     paper = "Li et al., ICML 2023"
-    round_info = ("proxy",)
+    reads = "weights"  # the models on proxy data, not their Gram, which the result has for free
+    round_inputs = (
+        RoundInput(
+            "proxy", "proxy data, an iterable of (input, target) batches", required=True, per_client=False,
+            from_clients=False, kind="proxy",
+        ),
+    )  # fmt: skip
 
-    model: nn.Module | None = None
-    mode: str = "both"
-    base: str = "exp"
+    model: Annotated[nn.Module | None, SetBy("module")] = None
+    mode: Literal["both", "gws", "law"] = "both"
+    base: Literal["exp", "quad"] = "exp"
     swa: bool = False
-    epochs: int = 100
-    lr: float = 0.01
-    swa_lr: float = 0.05
+    epochs: Annotated[int, Range(1)] = 100
+    lr: Annotated[float, Range(above=0)] = 0.01
+    swa_lr: Annotated[float, Range(above=0)] = 0.05
     loss: Loss | None = None
-    progress: bool | None = None
+    progress: Annotated[bool | None, SetBy("progress")] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_options(self) -> None:
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise ValueError(f"fedlaw: model is a {type(self.model).__name__}, expected an nn.Module")
-        if self.group is not None:
-            raise ValueError("fedlaw: it trains whole models, and takes no group")
-        check_choice("fedlaw", "mode", self.mode, ("both", "gws", "law"))
-        check_choice("fedlaw", "base", self.base, ("exp", "quad"))
-        for option, allowed in (("swa", (True, False)), ("progress", (True, False, None))):
-            if not any(getattr(self, option) is value for value in allowed):
-                raise ValueError(f"fedlaw: {option}={getattr(self, option)!r}; expected one of {allowed}")
         if self.swa and self.mode == "gws":
             raise ValueError("fedlaw: swa=True averages the clients' weights, which mode='gws' does not learn")
-        check_integer("fedlaw", "epochs", self.epochs, 1)
-        check_number("fedlaw", "lr", self.lr, 0, float("inf"), strict=True)
-        check_number("fedlaw", "swa_lr", self.swa_lr, 0, float("inf"), strict=True)
         if self.loss is not None and not callable(self.loss):
             raise ValueError(f"fedlaw: loss={self.loss!r}; expected a function of (output, target)")
 
-    def round(self, cohort: Cohort, out, proxy=None) -> Result:
+    def why_not_on_files(self) -> str:
+        return "it learns on proxy data with the model itself: it cannot work on files alone"
+
+    def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
+        return "it trains whole models, and takes no group"
+
+    def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+        return "gram_mix", "mix"  # and two in every step on proxy data
+
+    @classmethod
+    def example_round(cls, K: int) -> ExampleRound:
+        torch_state = torch.random.get_rng_state()
+        model = ExampleNet()
+        torch.random.set_rng_state(torch_state)
+        return ExampleRound({"model": model, "epochs": 3, "progress": False}, example_inputs(cls.round_inputs, K))
+
+    def weigh(self, cohort: Cohort, proxy: Any) -> Weights:
         if self.model is None:
             raise ValueError("fedlaw: no model; the loss on proxy data needs the nn.Module, pass model=")
         check_proxy(proxy)
+        cohort.check_out()  # now, not after all epochs
         table = cohort.table
-        if out is not None:
-            check_out(table, out, 1)  # now, not after all epochs
         with torch.inference_mode(False), torch.enable_grad():
-            [start] = cohort.mix(cohort.n[None], with_gram=True)
+            [start] = cohort.mix(Weights(cohort.shares, with_gram=True), fresh=True)
             # only now: a client that is not finite showed, and an iterator can be read but once
             trainer = Trainer(self, table, start, list(proxy) if isinstance(proxy, Iterator) else proxy)
             try:
-                lam, gamma, losses = trainer.train(cohort.n)
+                lam, gamma, losses = trainer.train(cohort.shares)
             except LossError as error:
-                odd = finite.dominant(cohort.gram().norms().cpu().numpy())
-                raise finite.too_large(table, odd, str(error)) from error
-        rows = (~trainer.is_param).astype(np.int32)
-        [result] = cohort.mix_rows(np.stack([gamma * lam, lam])[:, None], rows, out)
-        return describe(result, cohort, lam, cohort.gram(), gamma=gamma, losses=losses)
-
-
-REGISTRY[FedLAW.name] = FedLAW
-
-
-def fedlaw(
-    model: nn.Module, global_sd: StateDict, client_sds: Sequence[StateDict], proxy: Iterable, sizes=None, *,
-    mode: str = "both", base: str = "exp", swa: bool = False, epochs: int = 100, lr: float = 0.01,
-    swa_lr: float = 0.05, loss: Loss | None = None, progress: bool | None = None, on_nonfinite: str = "raise",
-    client_ids: Sequence | None = None, out: StateDict | None = None,
-) -> Result:  # fmt: skip
-    server = FedLAW(
-        model=model, mode=mode, base=base, swa=swa, epochs=epochs, lr=lr, swa_lr=swa_lr, loss=loss, progress=progress,
-        on_nonfinite=on_nonfinite,
-    )  # fmt: skip
-    return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, proxy=proxy)
-
-
-fedlaw.__doc__ = documentation(FedLAW)
+                odd = nonfinite.dominant(cohort.gram().norms().cpu().numpy())
+                raise nonfinite.too_large(table, odd, str(error)) from error
+        about = {"gamma": gamma, "losses": losses}
+        return Weights(lam, scale=gamma, others=lam, others_for=~trainer.is_param, about=about)
 
 
 class LossError(InputError):
@@ -253,15 +250,14 @@ class FusedMix(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weights: Tensor, table: Table) -> tuple[Tensor, ...]:
         ctx.table, ctx.device = table, weights.device
-        [mixed] = core.mix_of(table, weights[None, None], core.rows(table, False))
+        [mixed] = kernels.mix_of(table, weights[None, None], kernels.rows(table, False))
         return tuple(mixed.values())
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
         table = ctx.table
         left = [g.to(w.dtype).contiguous() for g, w in zip(grads, table.clients[0], strict=True)]
-        dots = backends.choose(table.device).dots(table, [left], core.rows(table, False), 1)
-        return dots[0, 0].to(ctx.device), None
+        return kernels.dots_of(table, left).to(ctx.device), None
 
 
 def client_weights(x: Tensor, base: str) -> Tensor:
@@ -288,8 +284,6 @@ def parameter_names(model: nn.Module, table: Table) -> set[str]:
 
 
 def check_proxy(proxy: Any) -> None:
-    if proxy is None:
-        raise InputError("fedlaw: no proxy data; pass proxy=, an iterable of (input, target) batches")
     if isinstance(proxy, Tensor) or not (hasattr(proxy, "__iter__") or hasattr(proxy, "__getitem__")):
         raise InputError(f"proxy is a {type(proxy).__name__}, expected an iterable of (input, target) batches")
 

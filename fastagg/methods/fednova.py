@@ -9,18 +9,15 @@ tau_eff n_k / a_k need not sum to 1 (what is missing, or too much, is made up wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
-from fastagg._engine import finite
-from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, function_of, one_per_client
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError, Table
+from fastagg.extend import Cohort, GlobalAggregator, InputError, Range, RoundInput, Weights, nonfinite, register
 
 
-@dataclass(kw_only=True, eq=False)
-class FedNova(Aggregator):
+@register
+class FedNova(GlobalAggregator):
     """The mean of the clients' updates, each divided by its number of local steps. One read, no Gram.
 
     momentum      of the clients' SGD; 0 for plain SGD
@@ -33,49 +30,29 @@ class FedNova(Aggregator):
 
     name = "fednova"
     paper = "Wang et al., NeurIPS 2020"
-    round_info = ("local_steps",)
-    per_client = ("local_steps",)
+    reads = "weights"
+    round_inputs = (RoundInput("local_steps", "how many steps each client took", required=True, above=0, kind="steps"),)
 
-    momentum: float = 0.0
+    momentum: Annotated[float, Range(0, 0.9999)] = 0.0  # the formula cancels as momentum comes near 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("fednova", "momentum", self.momentum, 0, 0.9999)  # the formula cancels as momentum comes near 1
-
-    def round(self, cohort: Cohort, out, local_steps=None) -> Result:
-        steps = _check_steps(local_steps, cohort.table)
+    def weigh(self, cohort: Cohort, local_steps: np.ndarray) -> Weights:
         with np.errstate(over="ignore", invalid="ignore"):
-            a = effective_steps(steps, self.momentum)
-            weights = cohort.n / a * (cohort.n @ a)
-        try:
-            [result] = cohort.mix(weights[None], center=1 - weights.sum(), buffers=cohort.n[None], out=out)
-        except InputError as error:
-            if isinstance(error, finite.NonFiniteError) and not isinstance(error, finite.OutOfRangeError):
-                raise
-            raise _blaming_steps(cohort, steps, error) from error
-        return describe(result, cohort, weights)
+            a = effective_steps(local_steps, self.momentum)
+            weights = cohort.shares / a * (cohort.shares @ a)
+        return Weights(weights, center=1 - weights.sum(), others=cohort.shares)
 
-
-def _blaming_steps(cohort: Cohort, steps: np.ndarray, error: InputError) -> InputError:
-    """A result out of range, put down to clients whose numbers of steps are far from everybody else's, if any are"""
-    with np.errstate(over="ignore", divide="ignore"):
-        apart = steps / np.median(steps)
-        apart = np.maximum(apart, 1 / apart)
-    odd = finite.dominant(apart)
-    if not odd:
-        return error
-    words = f"it took {steps[odd[0]]:g} local steps, the median client {np.median(steps):g}"
-    return finite.too_large(cohort.table, odd, f"fednova: the new model is too large for its dtype ({words})")
-
-
-def _check_steps(local_steps, table: Table) -> np.ndarray:
-    if local_steps is None:
-        raise InputError("fednova needs local_steps: how many steps each client took")
-    steps = one_per_client("local_steps", local_steps, table.K)
-    for k in np.flatnonzero(~np.isfinite(steps) | (steps <= 0)):
-        words = f"local_steps: {table.name(k)} took {steps[k]} steps, expected a number above 0"
-        raise finite.NonFiniteError(words, table.given([k]))
-    return steps
+    def explain(self, cohort: Cohort, error: InputError, *, local_steps: np.ndarray, **_: Any) -> InputError:
+        """A result out of range, put down to clients whose numbers of steps are far from all others, if any are"""
+        if isinstance(error, nonfinite.NonFiniteError) and not isinstance(error, nonfinite.OutOfRangeError):
+            return error
+        with np.errstate(over="ignore", divide="ignore"):
+            apart = local_steps / np.median(local_steps)
+            apart = np.maximum(apart, 1 / apart)
+        odd = nonfinite.dominant(apart)
+        if not odd:
+            return error
+        words = f"it took {local_steps[odd[0]]:g} local steps, the median client {np.median(local_steps):g}"
+        return nonfinite.too_large(cohort.table, odd, f"fednova: the new model is too large for its dtype ({words})")
 
 
 def effective_steps(steps: np.ndarray, momentum: float) -> np.ndarray:
@@ -84,6 +61,3 @@ def effective_steps(steps: np.ndarray, momentum: float) -> np.ndarray:
         return steps
     rest = 1 - momentum
     return (steps + momentum * np.expm1(steps * np.log(momentum)) / rest) / rest
-
-
-fednova = function_of(FedNova)

@@ -1,4 +1,4 @@
-"""Server optimisers (Reddi et al., Alg. 5): the mean update of the clients is a gradient for an optimiser with memory.
+"""Server optimisers (Reddi et al., Alg. 5): the clients' mean update is the gradient of an optimiser on the server.
 
     delta = sum_k n_k d_k
     FedAvgM      m = momentum m + delta,                              x = g + lr m
@@ -7,7 +7,8 @@
     FedYogi      v = v - (1 - beta2) delta^2 sign(v - delta^2)
     FedAdagrad   v = v + delta^2
 
-with m = 0 and v = tau^2 at the start, and no bias correction. On BatchNorm's running statistics such steps would give
+with m = 0 and v = tau^2 at the start, and no bias correction. With weights="fedawa", or another method, delta is what
+that method's aggregate adds to the global model. On BatchNorm's running statistics such steps would give
 negative variances, so whatever is not a parameter is plainly averaged.
 
 One read of the clients gives delta itself, subtracted before it is rounded: the difference of a rounded mean and g
@@ -17,56 +18,110 @@ for 16-bit ones: their delta is summed up in float64 by a second read, and round
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from fastagg._engine import finite
-from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, function_of
-from fastagg._engine.forked import one_thread
-from fastagg._engine.remembered import check_form, check_tensor
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError, Layout, Table, as_tensor
-from fastagg._engine.wide import largest_update, wide_dtype
+from fastagg.extend import (
+    Aggregator,
+    Cohort,
+    GlobalAggregator,
+    InputError,
+    Layout,
+    Pass,
+    Range,
+    Result,
+    Table,
+    Weights,
+    aggregator,
+    as_tensor,
+    check_form,
+    check_tensor,
+    describe,
+    largest_update,
+    nonfinite,
+    one_thread,
+    register,
+    wide_dtype,
+)
 
 INFINITY = float("inf")
+Moments = dict[str, dict[str, torch.Tensor]]  # moment -> key of the parameter -> float32 or float64 tensor
+LearningRate = Annotated[float, Range(above=0, high=1e30)]  # float32 holds no 1e300
+Decay = Annotated[float, Range(0, below=1)]
 
 
-@dataclass(kw_only=True, eq=False)
-class ServerOptimiser(Aggregator):
-    """What the four share: the round, and a tensor per moment and parameter as its memory."""
+class Remembered(NamedTuple):
+    """What a server optimiser remembers: its moments, whose tensors are replaced and never written to; and the state of
+    the method that gives the weights"""
+
+    moments: Moments
+    of_weights: Any = None
+
+
+class ServerOptimiser(GlobalAggregator):
+    """What the four share: the round, and a tensor per moment and parameter as its state."""
 
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
+    reads = "weights"  # or what the method of its weights reads
 
-    # moment -> key of the parameter -> float32 or float64 tensor. A tensor in here is replaced, never written to.
-    _memory: dict[str, dict[str, torch.Tensor]] = field(init=False, default_factory=dict, repr=False)
+    weights: str | Mapping[str, Any] | Aggregator | None = None
+    state: Remembered = field(init=False, default=Remembered({}), repr=False)
+    _method: Aggregator | None = field(init=False, default=None, repr=False)  # that gives the weights
+
+    def check_options(self) -> None:
+        if self.weights is None:
+            return
+        method = self._method = _weights_from(self.name, self.weights)
+        self.state = Remembered({}, method.state)
+        self.round_inputs, self.client_values = method.round_inputs, method.client_values  # type: ignore[misc]
+
+    def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+        own: tuple[Pass, ...] = ("mix", "update") if self.reads_twice(layout) else ("mix",)
+        if self._method is None:
+            return own
+        *before, last = self._method.passes(layout, inputs)
+        return (*before, *(["gram"] if last == "gram_mix" else []), *own)
 
     @torch.no_grad()
-    def round(self, cohort: Cohort, out) -> Result:
-        table, n = cohort.table, cohort.n
-        layout = table.layout
+    def combine(self, cohort: Cohort, **inputs: Any) -> Result:
+        table, layout = cohort.table, cohort.table.layout
+        state: Remembered = cohort.state
         params = [(int(t), layout.keys[t]) for t in np.flatnonzero(layout.is_param)]
-        if self._memory:
-            check_form(self.name, layout, self._memory["m"])
+        if state.moments:
+            check_form(self.name, layout, state.moments["m"])
+        weights, of_weights = self._weigh(cohort, inputs)
         wide = cohort.access.any(self.reads_twice(layout))
-        [result] = cohort.mix(n[None], out=out) if wide else cohort.mix(n[None], center=-1.0, buffers=n[None], out=out)
+        [result] = cohort.mix(weights if wide else _less_global(weights))
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
-        deltas = cohort.access.mean_updates(table, n, layout.is_param) if wide else dict(values)
+        deltas = cohort.wide_updates(weights) if wide else dict(values)
         with one_thread():
-            state, found = self._advance_all(table, params, deltas, values)
-        clients = {k for t, _ in found for k in self._blamed(table, n, t)}
+            moments, found = self._advance_all(table, params, deltas, values)
+        counts = np.abs(weights.values).reshape(-1, weights.values.shape[-1]).max(0)[: cohort.K] > 0
+        clients = {k for t, _ in found for k in self._blamed(table, counts, t)}
         cohort.access.refuse(table, sorted(clients), f"{self.name}: {found[0][1]}" if found else "")
-        cohort.memory = state
-        return describe(result, cohort, n)
+        cohort.state = Remembered(moments, of_weights)
+        return describe(result, cohort, weights)
 
-    def _advance_all(self, table: Table, params, deltas, values) -> tuple[dict[str, dict[str, torch.Tensor]], list]:
+    def _weigh(self, cohort: Cohort, inputs: Mapping[str, Any]) -> tuple[Weights, Any]:
+        """The clients' weights, and the new state of the method that gives them"""
+        if self._method is None:
+            return Weights(cohort.shares), None
+        cohort.state = cohort.state.of_weights
+        weights = self._method.weights_of(cohort, **inputs)
+        weights.with_gram = False  # the mix here is another one
+        self._method.learn(cohort, weights, None)
+        return weights, cohort.state
+
+    def _advance_all(self, table: Table, params, deltas, values) -> tuple[Moments, list]:
         """Writes all new values; the new moments, and what is out of range: (tensor, words)"""
         found = [(t, f"the mean update of key {key!r} is too large for {deltas[t].dtype}")
                  for t, key in params if not self._in_range(deltas[t])]  # fmt: skip
-        state: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in self.moments}
+        state: Moments = {moment: {} for moment in self.moments}
         for t, key in params if not found else ():
             new, fits = self._advance(key, table.center[t].detach(), deltas.pop(t), values[t])
             if not fits:
@@ -104,34 +159,70 @@ class ServerOptimiser(Aggregator):
         largest = torch.finfo(delta.dtype).max
         return _magnitude(delta) <= (largest**0.5 if "v" in self.moments else largest)
 
-    def _blamed(self, table: Table, n: np.ndarray, t: int) -> list[int]:
-        """The clients, if they are few, that move tensor t by far the most"""
+    def _blamed(self, table: Table, counts: np.ndarray, t: int) -> list[int]:
+        """The clients, if they are few, that move tensor t by far the most, of those that count"""
         moved = [largest_update(table.center[t], client[t]) for client in table.clients]
-        return finite.dominant(np.where(n > 0, moved, 0))
+        return nonfinite.dominant(np.where(counts, moved, 0))
 
     def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         """The new moments, and a step and its factor, from the old moments, which stay as they are"""
         raise NotImplementedError
 
+    def start_of(self, moment: str) -> float:
+        """What a moment is before the first round"""
+        return 0.0
+
     def _start(self, moment: str, key: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if self._memory:
-            return self._memory[moment][key].to(like.device, dtype)
-        first = self.tau**2 if moment == "v" else 0.0
+        if self.state.moments:
+            return self.state.moments[moment][key].to(like.device, dtype)
+        first = self.start_of(moment)
         return torch.full(like.shape, first, dtype=dtype, device=like.device)
+
+    @property
+    def _weights_method(self) -> Any:
+        """The method that gives the weights, with what it remembers; None if there is none"""
+        return None if self._method is None else self._method.with_state(self.state.of_weights)
+
+    def known_clients(self) -> Iterable[Any]:
+        return () if self._method is None else self._weights_method.known_clients()
+
+    def describe_dropped(self, result: Result, ids: list[Any], inputs: Mapping[str, Any]) -> None:
+        if self._method is not None:
+            self._weights_method.describe_dropped(result, ids, inputs)
+
+    def warn_state_lost(self, inputs: Mapping[str, Any], remedy: str) -> None:
+        if self._method is not None:
+            self._method.warn_state_lost(inputs, remedy)
+
+    def why_not_on_files(self) -> str:
+        return "" if self._method is None else self._method.why_not_on_files()
+
+    def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
+        return "" if self._method is None else self._method.why_not_over_group(inputs)
+
+    @property
+    def min_clients(self) -> int:
+        return 1 if self._method is None else self._method.min_clients
+
+    def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
+        width = [numel * (8 if dtype == torch.float64 else 4) for numel, dtype in parameters]
+        return 2 * len(self.moments) * sum(width) + 4 * max(width, default=0)  # old and new; those of a step
 
     def state_dict(self) -> dict[str, Any]:
         """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}.
 
         They are copies: what the caller does to them does not reach the aggregator.
         """
-        return {"method": self.name} | {
-            moment: {key: tensor.clone() for key, tensor in self._memory.get(moment, {}).items()}
+        moments = {
+            moment: {key: tensor.clone() for key, tensor in self.state.moments.get(moment, {}).items()}
             for moment in self.moments
         }
+        of_weights = {} if self._method is None else {"weights": self._weights_method.state_dict()}
+        return {"method": self.name, **moments, **of_weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state, self.moments)
-        loaded: dict[str, dict[str, torch.Tensor]] = {}
+        self.check_state(state, self.moments if self._method is None else (*self.moments, "weights"))
+        loaded: Moments = {}
         for moment in self.moments:
             if not isinstance(state[moment], Mapping):
                 raise InputError(f"{self.name} state: {moment} is a {type(state[moment]).__name__}, expected a dict")
@@ -139,7 +230,10 @@ class ServerOptimiser(Aggregator):
         form, *others = ({key: t.shape for key, t in tensors.items()} for tensors in loaded.values())
         for key in (key for other in others for key in form.keys() | other.keys() if form.get(key) != other.get(key)):
             raise InputError(f"{self.name} state: the moments of {key!r} differ in shape, or one is missing")
-        self._memory = loaded if form else {}
+        method = self._weights_method
+        if method is not None:
+            method.load_state_dict(state["weights"])
+        self.state = Remembered(loaded if form else {}, None if method is None else method.state)
 
     def _checked(self, moment: str, key: Any, value: Any) -> torch.Tensor:
         where = f"{self.name} state: {moment} of {key!r}"
@@ -161,33 +255,24 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return _magnitude(tensor) < INFINITY
 
 
-def _check_decay(method: str, option: str, value: Any) -> None:
-    check_number(method, option, value, 0, 1)
-    if value == 1:
-        raise ValueError(f"{method}: {option}={value!r}; expected a number below 1")
-
-
-@dataclass(kw_only=True, eq=False)
+@register
 class FedAvgM(ServerOptimiser):
     """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model g + lr m.
 
     lr          server learning rate; 1 with momentum 0 is FedAvg
     momentum    what is left of m from one round to the next
+    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
+                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    Only parameters take such steps, buffers are averaged. .weights are those of the method.
     """
 
     name = "fedavgm"
     paper = "Hsu et al., 2019"
     moments = ("m",)
 
-    lr: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "lr", self.lr, 0, 1e30, strict=True)  # float32 holds no 1e300
-        _check_decay(self.name, "momentum", self.momentum)
+    lr: LearningRate = 1.0
+    momentum: Decay = 0.9
 
     def _is_fedavg(self) -> bool:
         return self.lr == 1 and self.momentum == 0
@@ -197,21 +282,16 @@ class FedAvgM(ServerOptimiser):
         return [m], m, self.lr
 
 
-@dataclass(kw_only=True, eq=False)
 class _Adaptive(ServerOptimiser):
     """Steps of m / (sqrt(v) + tau)"""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    lr: LearningRate = 0.01
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: Annotated[float, Range(1e-18, 1e18)] = 1e-3  # its square has to fit into float32
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "lr", self.lr, 0, 1e30, strict=True)  # float32 holds no 1e300
-        _check_decay(self.name, "beta1", self.beta1)
-        _check_decay(self.name, "beta2", self.beta2)
-        check_number(self.name, "tau", self.tau, 1e-18, 1e18)  # its square has to fit into float32
+    def start_of(self, moment: str) -> float:
+        return self.tau**2 if moment == "v" else 0.0
 
     def _step(
         self, delta: torch.Tensor, m: torch.Tensor, v: torch.Tensor
@@ -225,7 +305,7 @@ class _Adaptive(ServerOptimiser):
         raise NotImplementedError
 
 
-@dataclass(kw_only=True, eq=False)
+@register
 class FedAdam(_Adaptive):
     """Adam on the server, with the clients' mean update as its gradient.
 
@@ -233,8 +313,10 @@ class FedAdam(_Adaptive):
     beta1       decay of the mean update m
     beta2       decay of its mean square v
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
+                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    Only parameters take such steps, buffers are averaged. .weights are those of the method.
     """
 
     name = "fedadam"
@@ -244,7 +326,7 @@ class FedAdam(_Adaptive):
         return torch.mul(v, self.beta2).addcmul_(delta, delta, value=1 - self.beta2)
 
 
-@dataclass(kw_only=True, eq=False)
+@register
 class FedYogi(_Adaptive):
     """Yogi on the server: Adam whose second moment moves by at most a fraction of the new square.
 
@@ -252,8 +334,10 @@ class FedYogi(_Adaptive):
     beta1       decay of the mean update m
     beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
+                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    Only parameters take such steps, buffers are averaged. .weights are those of the method.
     """
 
     name = "fedyogi"
@@ -265,29 +349,49 @@ class FedYogi(_Adaptive):
         return sign.mul_(square).mul_(self.beta2 - 1).add_(v)
 
 
-@dataclass(kw_only=True, eq=False)
+@register
 class FedAdagrad(_Adaptive):
     """Adagrad on the server: steps shrink with the sum of all squared updates so far.
 
     lr          server learning rate; the paper tunes it, so should you
     beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
     tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
+    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
+                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are the data shares.
+    Only parameters take such steps, buffers are averaged. .weights are those of the method.
     """
 
     name = "fedadagrad"
     paper = "Reddi et al., ICLR 2021"
 
-    lr: float = 0.1
-    beta1: float = 0.0
+    lr: LearningRate = 0.1
+    beta1: Decay = 0.0
     beta2: float = field(init=False, default=0.0, repr=False)
 
     def _second(self, delta: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.addcmul(v, delta, delta)
 
 
-fedavgm = function_of(FedAvgM)
-fedadam = function_of(FedAdam)
-fedyogi = function_of(FedYogi)
-fedadagrad = function_of(FedAdagrad)
+def _weights_from(name: str, given: str | Mapping[str, Any] | Aggregator) -> Aggregator:
+    """The method that gives the weights: by name, by name and options ({"method": name, option: value}), or made"""
+    if isinstance(given, str):
+        method = aggregator(given)
+    elif isinstance(given, Mapping) and isinstance(given.get("method"), str):
+        method = aggregator(**{("name" if key == "method" else key): value for key, value in given.items()})
+    elif isinstance(given, Aggregator):
+        method = given
+    else:
+        raise ValueError(f"{name}: weights={given!r}; expected the name of a method, or an aggregator")
+    if method.produces != "global" or type(method).combine is not Aggregator.combine:
+        raise ValueError(f"{name}: weights={method.name!r} does not give weights for one global model")
+    return method
+
+
+def _less_global(weights: Weights) -> Weights:
+    """The same aggregate less the global model; what is not a parameter stays as it is"""
+    return dataclasses.replace(
+        weights,
+        center=-1.0 if weights.center is None else weights.center - 1.0,
+        others=weights.values if weights.others is None else weights.others,
+    )

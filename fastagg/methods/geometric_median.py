@@ -18,25 +18,15 @@ for a factor of (1 - q) / q only, q being their share.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fastagg._engine.aggregator import (
-    Aggregator,
-    Cohort,
-    check_flag,
-    check_integer,
-    check_number,
-    describe,
-    function_of,
-)
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
+from fastagg.extend import Cohort, GlobalAggregator, Gram, Range, register
 
 
-@dataclass(kw_only=True, eq=False)
-class GeometricMedian(Aggregator):
+@register
+class GeometricMedian(GlobalAggregator):
     """The model with the least sum of distances to the clients: bad clients of less than half the data move it little.
 
     iterations   of Weiszfeld's algorithm, at most
@@ -44,7 +34,6 @@ class GeometricMedian(Aggregator):
     nu           a distance shorter than this counts as this; default: a millionth of the shortest between two clients
     weighted     by the data shares, as in the paper. False: every client counts alike, whatever size it claims; choose
                  that where clients may be hostile
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are positive (0 for a client without data, if weighted) and sum to 1. It converges slowly, but to no harm,
     where the median comes to lie on a client, as it does on one with near half of the data. Whatever is not a parameter
@@ -53,44 +42,35 @@ class GeometricMedian(Aggregator):
 
     name = "geometric_median"
     paper = "Pillutla et al., IEEE TSP 2022"
+    reads = "pairs"  # for its start, near the medoid; the iterations need products only
+    buffers = "median"
 
-    iterations: int = 100
-    tolerance: float = 1e-6
-    nu: float | None = None
+    iterations: Annotated[int, Range(0)] = 100
+    tolerance: Annotated[float, Range(0, 1)] = 1e-6
+    nu: Annotated[float, Range(1e-100)] | None = None
     weighted: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("geometric_median", "iterations", self.iterations, 0)
-        check_number("geometric_median", "tolerance", self.tolerance, 0, 1)
-        if self.nu is not None:
-            check_number("geometric_median", "nu", self.nu, 1e-100, float("inf"))
-        check_flag("geometric_median", "weighted", self.weighted)
+    def weigh(self, cohort: Cohort) -> np.ndarray:
+        return self.weights_from(cohort.distance_gram(), cohort.shares)
 
-    def round(self, cohort: Cohort, out) -> Result:
-        weights = self.weigh(cohort.distance_gram(), cohort.n)
-        [result] = cohort.mix(weights[None], out=out)
-        cohort.take_medians(result)
-        return describe(result, cohort, weights, cohort.gram())
-
-    def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
+    def weights_from(self, gram: Gram, n: np.ndarray) -> np.ndarray:
         masses = n if self.weighted else np.full(gram.K, 1 / gram.K)
-        D, G = gram.squared_distances().cpu().numpy(), gram.updates().cpu().numpy()
+        D = gram.host.squared_distances().numpy()
         apart = D[D > 0]
         if not apart.size:
             return masses  # all are the same point
         # the default is not of a mean distance: one client at 1e6 would have a say in that
         nu = 1e-6 * math.sqrt(apart.min()) if self.nu is None else self.nu
-        return weiszfeld(G, masses, start(D, masses), self.iterations, self.tolerance, nu)
+        return weiszfeld(gram, masses, start(D, masses), self.iterations, self.tolerance, nu)
 
 
 def weiszfeld(
-    G: np.ndarray, n: np.ndarray, l: np.ndarray, iterations: int, tolerance: float, nu: float  # noqa: E741
+    gram: Gram, n: np.ndarray, l: np.ndarray, iterations: int, tolerance: float, nu: float  # noqa: E741
 ) -> np.ndarray:  # fmt: skip
-    """Weights of the geometric median of points with inner products G [K, K] and masses n [K], from weights l [K]"""
-    squares = np.diag(G)
+    """Weights of the geometric median of points with these inner products and masses n [K], from weights l [K]"""
+    squares = gram.host.squares.numpy()
     for _ in range(iterations):
-        Gl = G @ l
+        Gl = gram @ l
         distance = np.sqrt(np.maximum(squares - 2 * Gl + l @ Gl, 0))
         new = n / np.maximum(distance, nu)
         new /= new.sum()
@@ -117,6 +97,3 @@ def start(D: np.ndarray, n: np.ndarray) -> np.ndarray:
         weights = n / np.maximum(distance[m], others.min() if others.size else 1.0)
         starts.append(weights / weights.sum())
     return np.mean(starts, axis=0)
-
-
-geometric_median = function_of(GeometricMedian)

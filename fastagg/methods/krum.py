@@ -10,28 +10,45 @@ it is not taken from the clients chosen either: it becomes the coordinate-wise m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fastagg._engine.aggregator import (
-    Aggregator,
-    Cohort,
-    check_integer,
-    describe,
-    function_of,
-)
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError
+from fastagg.extend import Cohort, GlobalAggregator, Gram, InputError, Range, Weights, register
 
 
-@dataclass(kw_only=True, eq=False)
-class Krum(Aggregator):
+class _Krum(GlobalAggregator):
+    """What both share"""
+
+    reads = "pairs"  # distances between clients
+    buffers = "median"
+
+    f: Annotated[int, Range(0)] = 1
+
+    @property
+    def min_clients(self) -> int:
+        return 2 * self.f + 3
+
+    def weigh(self, cohort: Cohort) -> Weights:
+        return Weights(self.choose(cohort.distance_gram()), only_used=True)
+
+    def choose(self, gram: Gram) -> np.ndarray:
+        """The weights, [K]"""
+        raise NotImplementedError
+
+    def scores(self, gram: Gram) -> np.ndarray:
+        K, f = gram.K, self.f
+        if self.min_clients > K:
+            most = f"the largest f possible is {(K - 3) // 2}" if K >= 3 else "at least 3 are needed even with f=0"
+            raise InputError(f"{self.name}: f={f} needs at least 2 f + 3 = {2 * f + 3} clients, got {K}; {most}")
+        return scores(gram.host.squared_distances().numpy(), K - f - 2)
+
+
+@register
+class Krum(_Krum):
     """The one client model that is closest to its neighbours, so that f clients may be anything.
 
     f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are 1 for that client (the first of several with the same score) and 0 for the others; sizes are not used.
     Whatever is not a parameter (buffers, integers) is the coordinate-wise median over all clients.
@@ -40,53 +57,28 @@ class Krum(Aggregator):
     name = "krum"
     paper = "Blanchard et al., NeurIPS 2017"
 
-    f: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer(self.name, "f", self.f, 0)
-
-    def round(self, cohort: Cohort, out) -> Result:
-        weights = self.weigh(cohort.distance_gram(), cohort.n)
-        taken = np.flatnonzero(weights)
-        [result] = cohort.part(taken).mix(weights[None, taken], out=out)
-        cohort.take_medians(result)
-        return describe(result, cohort, weights, cohort.gram())
-
-    def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        return _first(self._scores(gram), 1)
-
-    def _scores(self, gram: Gram) -> np.ndarray:
-        K, f = gram.K, self.f
-        if 2 * f + 3 > K:
-            most = f"the largest f possible is {(K - 3) // 2}" if K >= 3 else "at least 3 are needed even with f=0"
-            raise InputError(f"{self.name}: f={f} needs at least 2 f + 3 = {2 * f + 3} clients, got {K}; {most}")
-        return scores(gram.squared_distances().cpu().numpy(), K - f - 2)
+    def choose(self, gram: Gram) -> np.ndarray:
+        return _first(self.scores(gram), 1)
 
 
-@dataclass(kw_only=True, eq=False)
-class MultiKrum(Krum):
+@register
+class MultiKrum(_Krum):
     """The plain mean of the m client models that are closest to their neighbours.
 
     f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
     m           how many clients are averaged, at most K - f, which is the default
-    params, layers, out   as in fastagg.gram and fastagg.mix
 
     .weights are 1 / m for those clients and 0 for the others; sizes are not used. Whatever is not a parameter (buffers,
     integers) is the coordinate-wise median over all clients.
     """
 
     name = "multi_krum"
+    paper = "Blanchard et al., NeurIPS 2017"
 
-    m: int | None = None
+    m: Annotated[int, Range(1)] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.m is not None:
-            check_integer(self.name, "m", self.m, 1)
-
-    def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        s = self._scores(gram)
+    def choose(self, gram: Gram) -> np.ndarray:
+        s = self.scores(gram)
         most = gram.K - self.f
         if self.m is not None and self.m > most:
             raise InputError(f"multi_krum: m={self.m} of {gram.K} clients; expected at most K - f = {most}")
@@ -105,7 +97,3 @@ def _first(s: np.ndarray, m: int) -> np.ndarray:
     weights = np.zeros(len(s))
     weights[np.argsort(s, kind="stable")[:m]] = 1 / m
     return weights
-
-
-krum = function_of(Krum)
-multi_krum = function_of(MultiKrum)

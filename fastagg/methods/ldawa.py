@@ -7,24 +7,13 @@ The weights do not sum to 1: layers that diverge shrink. BatchNorm's statistics 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from fastagg._engine.aggregator import (
-    Aggregator,
-    Cohort,
-    check_flag,
-    describe,
-    function_of,
-    ratio,
-)
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
+from fastagg.extend import Cohort, GlobalAggregator, Gram, Weights, ratio, register
 
 
-@dataclass(kw_only=True, eq=False)
-class LDAWA(Aggregator):
+@register
+class LDAWA(GlobalAggregator):
     """Layer by layer, clients scaled by the cosine of their weights with the global model's.
 
     normalize   divide by the sum of the cosines instead of K, so that weights sum to 1; a layer whose cosines do not
@@ -37,30 +26,20 @@ class LDAWA(Aggregator):
 
     name = "ldawa"
     paper = "Rehman et al., ICCV 2023"
+    reads = "products"
 
     normalize: bool = False
     layerwise: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_flag("ldawa", "normalize", self.normalize)
-        check_flag("ldawa", "layerwise", self.layerwise)
-
-    def round(self, cohort: Cohort, out) -> Result:
-        gram = cohort.gram(self.layerwise)
-        cosines = divergence(gram)
+    def weigh(self, cohort: Cohort) -> Weights:
+        cosines = divergence(cohort.gram(self.layerwise))
         weights = shares(cosines) if self.normalize else cosines / cohort.K
-        buffers = shares(np.maximum(cosines, 0))
-        [result] = cohort.mix(weights[..., None, :], layerwise=self.layerwise, buffers=buffers[..., None, :], out=out)
-        return describe(result, cohort, weights, gram)
-
-
-ldawa = function_of(LDAWA)
+        return Weights(weights, others=shares(np.maximum(cosines, 0)))
 
 
 def divergence(gram: Gram) -> np.ndarray:
     """cos(w_k, g), [K] or [L, K]; 1 where g is zero"""
-    nothing = gram.matrix[..., 0, :1].cpu().numpy() == 0
+    nothing = gram.host.global_square.numpy()[..., None] == 0
     return np.where(nothing, 1.0, gram.cosine("global").cpu().numpy())
 
 

@@ -10,17 +10,15 @@ becomes 0 / 0: alpha / sum alpha is computed here in logarithms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fastagg._engine.aggregator import Aggregator, check_number, float64, function_of
-from fastagg._engine.gram import Gram
-from fastagg._engine.table import InputError
+from fastagg.extend import Cohort, GlobalAggregator, Range, RoundInput, register
 
 
-@dataclass(kw_only=True, eq=False)
-class SimProx(Aggregator):
+@register
+class SimProx(GlobalAggregator):
     """Weights from the similarity of client models and the length of their updates.
 
     lam         share of the cosine in the similarity, the rest is Gaussian
@@ -31,22 +29,15 @@ class SimProx(Aggregator):
 
     name = "simprox"
     paper = "El-Niss et al., IEEE OJ-COMS 2024"
-    round_info = ("lengths",)
-    per_client = ("lengths",)
+    reads = "pairs"
+    round_inputs = (RoundInput("lengths", low=0),)
 
-    lam: float = 0.7
-    tau: float = 0.5
+    lam: Annotated[float, Range(0, 1)] = 0.7
+    tau: Annotated[float, Range(above=0, high=1)] = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("simprox", "lam", self.lam, 0, 1)
-        check_number("simprox", "tau", self.tau, 0, 1, strict=True)
-
-    def weigh(self, gram: Gram, n: np.ndarray, lengths=None) -> np.ndarray:
-        K = gram.K
-        g = gram.norms().cpu().numpy() if lengths is None else float64(lengths)
-        if g.shape != (K,) or not np.isfinite(g).all() or (g < 0).any():
-            raise InputError(f"lengths: expected {K} finite numbers >= 0, one per client")
+    def weigh(self, cohort: Cohort, lengths: np.ndarray | None = None) -> np.ndarray:
+        K, gram = cohort.K, cohort.gram()
+        g = gram.norms().cpu().numpy() if lengths is None else lengths
         agreement = gram.cosine("global").mean().item()
         lam = self.lam * max(agreement, 0) / self.tau if agreement < self.tau else self.lam
         S = lam * gram.cosine("models").cpu().numpy() + (1 - lam) * gram.gaussian().cpu().numpy()
@@ -55,6 +46,3 @@ class SimProx(Aggregator):
         alpha = np.exp(log_alpha - log_alpha.max())
         e = np.exp(alpha / alpha.sum())
         return e / e.sum()
-
-
-simprox = function_of(SimProx)

@@ -12,55 +12,41 @@ magnitude; values that are so already are not shifted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 
-from fastagg._engine.aggregator import Aggregator, Cohort, check_number, describe, float64, function_of
-from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result
-from fastagg._engine.table import InputError
+from fastagg.extend import Cohort, GlobalAggregator, Layout, Pass, Range, RoundInput, register
 
 LEAST = 0.01  # of the mean magnitude: the smallest value after the shift
 
 
-@dataclass(kw_only=True, eq=False)
-class WeiAvg(Aggregator):
+@register
+class WeiAvg(GlobalAggregator):
     """Weights from the diversity of the clients' data, seen in how far each update goes along the mean update.
 
     lam         emphasis on diverse clients, the power of their diversity: 0 is the plain mean, 10 is much
     entropies   of one round: the entropy of each client's labels, [K], instead of the projection; the round is then a
                 single read of the clients
 
-    Sizes have no part in it: the paper's clients have equally much data, and its u is their plain mean.
+    Sizes have no part in it: the paper's clients have equal data sizes, and its u is their plain mean.
     """
 
     name = "weiavg"
     paper = "Dong et al., IEEE WF-IoT 2023"
-    round_info = ("entropies",)
-    per_client = ("entropies",)
+    reads = "products"
+    round_inputs = (RoundInput("entropies", "the entropy of each client's labels", low=0),)
 
-    lam: float = 1.0  # the text's "1e-4" must be the learning rate, which is missing there: it would be the plain mean
+    # the text's "1e-4" must be the learning rate, which is missing there: it would be the plain mean
+    lam: Annotated[float, Range(0)] = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("weiavg", "lam", self.lam, 0, float("inf"))
+    def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+        return ("gram", "mix") if inputs.get("entropies") is None else ("mix",)
 
-    def round(self, cohort: Cohort, out, entropies=None) -> Result:
-        if entropies is None:
-            return super().round(cohort, out)
-        entropies = float64(entropies)
-        if entropies.shape != (cohort.K,) or not np.isfinite(entropies).all() or (entropies < 0).any():
-            raise InputError(f"entropies: expected {cohort.K} finite numbers >= 0, one per client")
-        weights = emphasise(entropies, self.lam)
-        [result] = cohort.mix(weights[None], out=out)
-        return describe(result, cohort, weights)
-
-    def weigh(self, gram: Gram, n: np.ndarray) -> np.ndarray:
-        return emphasise(gram.projection().cpu().numpy(), self.lam)
-
-
-weiavg = function_of(WeiAvg)
+    def weigh(self, cohort: Cohort, entropies: np.ndarray | None = None) -> np.ndarray:
+        diversity = cohort.gram().projection().cpu().numpy() if entropies is None else entropies
+        return emphasise(diversity, self.lam)
 
 
 def emphasise(diversity: np.ndarray, lam: float) -> np.ndarray:

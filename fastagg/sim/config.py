@@ -19,6 +19,7 @@ from fastagg._engine.regular import open_regular
 from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
+    from fastagg._engine.aggregator import Aggregator
     from fastagg.sim.train import Local
 
 # Names for what is a method of the registry with options, or with another client algorithm
@@ -28,6 +29,9 @@ ALIASES: dict[str, dict[str, Any]] = {
     "fedprox": {"method": "fedavg", "algorithm": "fedprox"},
     "feddyn": {"method": "fedavg", "algorithm": "feddyn"},
 }
+
+
+ROLES = ("module", "head")  # of options that describe the model; see fastagg.extend.SetBy
 
 
 def option(default: Any, shown: str) -> Any:
@@ -105,28 +109,35 @@ class Config:
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
-        from fastagg._engine.aggregator import make
+        from fastagg._engine import registry
 
         cls = self.aggregator_class
         if not isinstance(self.options, dict):
             raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
-        if self.options.keys() & {"model", "params", "layers", "head", "group"}:
-            raise ValueError("sim: the options model, params, layers, head and group are set by the simulator")
-        server = make(cls, self.options)  # raises where an option is unknown or out of range
-        if self.algorithm == "feddyn" and server.gives != "global":
+        if taken := sorted(self.options.keys() & {"layers", "group", *self.options_of_the_model(*ROLES)}):
+            raise ValueError(f"sim: the simulator sets {', '.join(taken)} itself")
+        server = registry.make(cls, self.options)  # raises where an option is unknown or out of range
+        if self.algorithm == "feddyn" and server.produces != "global":
             raise ValueError(
                 f"sim: algorithm=feddyn corrects one global model, and {self.method} has several; "
                 "choose another algorithm (sgd, fedprox) or a method with one model"
             )
 
     @property
-    def aggregator_class(self) -> type:
-        from fastagg._engine.aggregator import REGISTRY
+    def aggregator_class(self) -> type[Aggregator]:
+        from fastagg._engine.registry import registry
 
-        if self.method not in REGISTRY:
-            names = [*sorted(REGISTRY), *ALIASES]
+        known = registry()
+        if self.method not in known:
+            names = [*sorted(known), *ALIASES]
             raise ValueError(f"no method {self.method!r}{suggest(self.method, names)}; there are {', '.join(names)}")
-        return REGISTRY[self.method]
+        return known[self.method]
+
+    def options_of_the_model(self, *roles: str) -> dict[str, str]:
+        """The method's options that describe the model, which the simulator sets: name -> what it is"""
+        from fastagg._engine.options import options_of
+
+        return {name: o.role for name, o in options_of(self.aggregator_class).items() if o.role in roles}
 
     @property
     def local(self) -> Local:
@@ -184,9 +195,9 @@ def from_dict(values: dict[str, Any], where: str = "") -> Config:
 
 def is_method(text: str) -> bool:
     """Whether this names a method, and not a folder that happens to be called like one"""
-    from fastagg._engine import registry
+    from fastagg._engine.registry import registry
 
-    return text.partition(":")[0] in {*ALIASES, *(method.name for method in registry.methods())}
+    return text.partition(":")[0] in {*ALIASES, *registry()}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg._engine.aggregator import suggest
+from fastagg._engine.checks import suggest
 
 
 class DataError(ValueError):

@@ -28,8 +28,6 @@ from fastagg.sim import attack
 from fastagg.sim.config import Config
 from fastagg.sim.train import Job, Update
 
-ALONE = ("fedlaw", "cwfedavg")  # methods that look into whole models
-
 
 @contextmanager
 def joined() -> Iterator[Peers | None]:
@@ -44,10 +42,14 @@ def joined() -> Iterator[Peers | None]:
         dist.destroy_process_group()
 
 
-def check(options: Config) -> None:
-    if options.method in ALONE or options.algorithm == "feddyn":
+def check(options: Config, server: Aggregator, inputs: Mapping[str, Any]) -> None:
+    """inputs: those that the simulator will give the method"""
+    alone = (
+        "it corrects the model from all updates" if options.algorithm == "feddyn" else server.why_not_over_group(inputs)
+    )
+    if alone:
         what = "feddyn" if options.algorithm == "feddyn" else options.method
-        raise ValueError(f"sim: {what} needs all clients in one process; run it without torchrun")
+        raise ValueError(f"sim: {what} needs all clients in one process ({alone}); run it without torchrun")
 
 
 def train(peers: Peers, jobs: Sequence[Job], work: Any) -> list[Update]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fastagg import wdr_penalty
-from fastagg._engine.aggregator import check_choice, check_integer, check_number
+from fastagg._engine.checks import check_choice, check_integer, check_number
 
 ALGORITHMS = ("sgd", "fedprox", "feddyn")
 FEW = 4  # clients: when fewer are left they finish one by one; a batched step costs as much as three or four of those

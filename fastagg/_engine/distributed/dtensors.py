@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from fastagg._engine import table as tables
-from fastagg._engine.core import Out
-from fastagg._engine.result import Result, list_of
-from fastagg._engine.table import InputError, StateDict, client_name
+from fastagg._engine.checks import InputError
+from fastagg._engine.outputs import list_of
+from fastagg._engine.result import Result
+from fastagg._engine.table import Out, StateDict, client_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +57,11 @@ class DTensors:
         self._given: dict[int, tuple[torch.Tensor, Any]] = {}  # DTensors that are written in place, by their shard's id
 
     def local(
-        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], client_ids: Sequence[Any] | None
-    ) -> tuple[StateDict | None, Sequence[StateDict]]:
-        """The models with local shards in the place of DTensors, once these fit each other"""
+        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], client_ids: Sequence[Any] | None,
+        bad: dict[int, str] | None = None,
+    ) -> tuple[StateDict | None, Sequence[StateDict]]:  # fmt: skip
+        """The models with local shards in the place of DTensors, once these fit each other. With bad, the models of
+        clients that do not fit stay as they are, and what is wrong goes in there."""
         named = [(client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)]
         named = named if global_sd is None else [("the global model", global_sd), *named]
         if not named or not all(isinstance(sd, Mapping) for _, sd in named):
@@ -68,7 +71,16 @@ class DTensors:
             return global_sd, client_sds
         who, reference = named[0]
         self.forms = {key: self._form(who, key, value) for key, value in reference.items() if is_dtensor(value)}
-        models: list = [{key: self._shard(who, key, value) for key, value in sd.items()} for who, sd in named]
+        models: list = []
+        for at, (who, sd) in enumerate(named):
+            k = at - (global_sd is not None)
+            try:
+                models.append({key: self._shard(who, key, value) for key, value in sd.items()})
+            except InputError as error:
+                if bad is None or k < 0:
+                    raise
+                bad[k] = str(error).removeprefix(f"{who}: ")
+                models.append(sd)
         return (None, models) if global_sd is None else (models[0], models[1:])
 
     def out(self, out: Out) -> Out:

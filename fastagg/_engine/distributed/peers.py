@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from fastagg._engine.table import InputError
 
+INPUT_ERRORS = ("InputError", "BadClientError", "NonFiniteError", "OutOfRangeError")
 KNOWN = "_known_to_all_ranks"  # an attribute of errors that have been told, or that all ranks raise by themselves
 
 
@@ -123,7 +124,7 @@ class Peers:
 
     def _named(self, said: list[tuple[int, str, str]]) -> Exception:
         (rank, name, message), *more = said
-        kind = {"InputError": InputError, "NonFiniteError": InputError}.get(name) or getattr(builtins, name, None)
+        kind = InputError if name in INPUT_ERRORS else getattr(builtins, name, None)
         if kind not in (InputError, ValueError, TypeError, MemoryError, RuntimeError):
             kind, message = RuntimeError, f"{name}: {message}"
         also = f" (and so failed {len(more)} more of the {self.size} ranks)" if more else ""

@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 
 from fastagg._engine import table as tables
-from fastagg._engine.aggregator import check_client_ids, check_sizes
 from fastagg._engine.distributed.peers import Peers, brief
-from fastagg._engine.result import Result, Results, _to_numpy
+from fastagg._engine.inputs import bad_clients, read_client_ids, read_sizes
+from fastagg._engine.outputs import to_numpy
+from fastagg._engine.result import Result, Results
 from fastagg._engine.table import InputError, Layout, StateDict
 
 MOST_UNEVEN = 1.25  # the largest part, as a multiple of the mean: beyond it layers are cut too
@@ -119,7 +120,7 @@ class Part:
         whole = gather(self.peers, self.cut, result, dst, self.bucket_bytes)
         if whole is None:
             return None
-        whole = {key: _to_numpy(value) if key in self.as_numpy else value for key, value in whole.items()}
+        whole = {key: to_numpy(value) if key in self.as_numpy else value for key, value in whole.items()}
         return _about(Result(whole), result)
 
 
@@ -162,7 +163,7 @@ def distribute(
         counts, ids, amounts = [n for n, _, _ in said], _joined("client_ids", said, 1), _joined("sizes", said, 2)
         if not sum(counts):
             raise InputError("no clients: no rank has any")
-        check_client_ids(ids, sum(counts))
+        read_client_ids(ids, sum(counts))
         cut = Cut(layout, peers.size, exact)
         mine = [dict(zip(layout.keys, client, strict=True)) for client in table.clients[: len(my_client_sds)]]
         center = dict(zip(layout.keys, table.center, strict=True))
@@ -186,11 +187,17 @@ def _checked(global_sd, client_sds, client_ids, sizes, bucket_bytes) -> tuple[ta
     if not isinstance(client_sds, Sequence):
         raise InputError(f"client_sds is a {type(client_sds).__name__}; expected a sequence of state dicts")
     K = len(client_sds)
-    ids = None if client_ids is None else check_client_ids(client_ids, K)
-    amounts = None if sizes is None else check_sizes(sizes, K).tolist()
+    ids = None if client_ids is None else read_client_ids(client_ids, K)
+    amounts, faults = read_sizes(sizes, ids or range(K))
+    if faults:
+        raise bad_clients(faults, ids)
     if not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
-    return tables.build(global_sd, client_sds or [global_sd], client_ids=ids or None), ids, amounts
+    return (
+        tables.build(global_sd, client_sds or [global_sd], client_ids=ids or None),
+        ids,
+        None if sizes is None else amounts.tolist(),
+    )
 
 
 def _checksums(tensors: list[torch.Tensor]) -> list[int]:

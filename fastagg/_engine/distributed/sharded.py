@@ -15,23 +15,23 @@ A rank's part is made of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fastagg._engine import core, finite
+from fastagg._engine import elementwise, kernels, nonfinite, wide
 from fastagg._engine import table as tables
-from fastagg._engine.access import Memory
-from fastagg._engine.core import Out
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.distributed.dtensors import DTensors
 from fastagg._engine.distributed.peers import Peers, digest, shown
-from fastagg._engine.finite import NonFiniteError, OutOfRangeError
 from fastagg._engine.gram import Gram
+from fastagg._engine.inputs import require_global
 from fastagg._engine.result import Result, Results
-from fastagg._engine.table import InputError, Layout, StateDict, Table
+from fastagg._engine.table import Layers, Layout, Out, Params, StateDict, Table
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
@@ -39,65 +39,71 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20  # of all layers' Grams together; beyond it a model's Gram is added up before it is sent
 
 
-def aggregate(
-    server: Aggregator, global_sd: StateDict, client_sds: Sequence[StateDict], sizes, client_ids, out, round_info
-) -> Result:
-    """A round of a server whose models are spread over the ranks of its group"""
-    from fastagg._engine.aggregator import check_sizes
-
-    peers = Peers(server.group)
-    with peers.together():
-        if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
-            client_sds = list(client_sds)
-            check_sizes(sizes, len(client_sds))  # now: what is wrong says more than that the ranks differ
-        access = Sharded(peers, _facts(server, sizes, client_ids, round_info))
-        result, kept = server.aggregate_from(access, global_sd, client_sds, sizes, client_ids, out, round_info)
-        for model in result if isinstance(result, Results) else [result]:
-            access.dtensors.restore(model)
-    server.commit(kept)  # only now: another rank may have failed
-    return result
-
-
 def gram(
-    global_sd: StateDict, client_sds: Sequence[StateDict], group: Any, *, layerwise: bool = False, params=None,
-    layers=None,
+    global_sd: StateDict, client_sds: Sequence[StateDict], group: Any, *, layerwise: bool = False,
+    params: Params = None, layers: Layers = None,
 ) -> Gram:  # fmt: skip
-    """fastagg._engine.gram of models that are spread over the ranks of a group; a client that is not finite raises"""
-    peers = Peers(group)
-    with peers.together():
-        access = Sharded(peers, {})
-        table = access.build(core.need_global(global_sd), list(client_sds), params=params, layers=layers)
+    """fastagg.gram of models that are spread over the ranks of a group; a client that is not finite raises"""
+    access = OverGroup(group, {})
+    with access.together():
+        table = access.build(
+            require_global(global_sd), list(client_sds), params=params, layers=layers, client_ids=None, bad=None
+        )
         return access.gram(table, layerwise)
 
 
-def _facts(server: Aggregator, sizes, client_ids, round_info: dict[str, Any]) -> dict[str, str]:
-    """What has to be the same on every rank, as far as it can be compared"""
-    options = {f.name: getattr(server, f.name) for f in fields(server) if f.init}
-    options = {name: value for name, value in options.items() if name not in ("group", "params", "layers")}
-    given = {"sizes": sizes, "client_ids": client_ids, **options, **round_info}
-    return {"method": server.name} | {name: shown(value) for name, value in given.items()}
+class OverGroup:
+    """Parts of models, one on each rank
 
+    facts   what has to be the same on every rank, as far as it can be compared
+    """
 
-class Sharded(Memory):
-    """Parts of models, one on each rank"""
+    def __init__(self, group: Any, facts: Mapping[str, Any]) -> None:
+        self.peers = Peers(group)
+        self.facts = {name: shown(value) for name, value in facts.items()}
+        self.dtensors = DTensors(self.peers.ranks)
 
-    def __init__(self, peers: Peers, facts: dict[str, str]) -> None:
-        self.peers, self.facts = peers, facts
-        self.dtensors = DTensors(peers.ranks)
+    def together(self) -> AbstractContextManager[None]:
+        return self.peers.together()
 
-    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
+    def why_not(self, method: Aggregator, inputs: Mapping[str, Any]) -> str:
+        return method.why_not_over_group(inputs)
+
+    def deliver(self, result: Result | Results) -> None:
+        for model in result if isinstance(result, Results) else [result]:
+            self.dtensors.restore(model)
+
+    def build(
+        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], *, params: Params, layers: Layers,
+        client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+    ) -> Table:  # fmt: skip
         if not isinstance(client_sds, list) or not client_sds:
             return tables.build(global_sd, client_sds)  # which says what is wrong
         metadata = getattr(client_sds[0] if global_sd is None else global_sd, "_metadata", None)
-        global_sd, client_sds = self.dtensors.local(global_sd, client_sds, options.get("client_ids"))
-        mine = chosen = tables.choose(options.pop("params", None))
+        global_sd, client_sds = self.dtensors.local(global_sd, client_sds, client_ids, bad)
+        mine = chosen = tables.parameter_names(params)
         reference = client_sds[0] if global_sd is None else global_sd
         if chosen.names is not None and isinstance(reference, Mapping):  # other ranks may have the rest of them
-            mine = tables.Chosen(chosen.names & set(reference), chosen.tied)
-        table = tables.build(global_sd, client_sds, params=mine, **options)
+            mine = tables.ParameterNames(chosen.names & set(reference), chosen.tied)
+        table = tables.build(global_sd, client_sds, params=mine, layers=layers, client_ids=client_ids, bad=bad)
+        if bad is not None:
+            table = self._without_bad(table, bad)
         return replace(table, layout=self._whole(table.layout, self._parts(table, chosen)), metadata=metadata)
 
-    def _parts(self, table: Table, chosen: tables.Chosen) -> list[list]:
+    def _without_bad(self, table: Table, bad: dict[int, str]) -> Table:
+        """The table without the clients that do not fit on some rank, of which all ranks then know"""
+        if any(self.peers.agree({"step": "bad clients"}, len(bad))):
+            for rank, text in enumerate(self.peers.texts(json.dumps(list(bad.items())))):
+                for k, reason in json.loads(text):
+                    bad.setdefault(k, f"on rank {rank}, {reason}")
+        given = table.given(range(table.K))
+        some = [at for at, k in enumerate(given) if k not in bad]
+        if not some:
+            k, reason = next(iter(bad.items()))
+            self.peers.share(BadClientError(f"{tables.client_name(k, table.client_ids)}: {reason}", bad))
+        return table if len(some) == table.K else table.part(some)
+
+    def _parts(self, table: Table, chosen: tables.ParameterNames) -> list[list]:
         """What each rank has, a list of [key, layer, ranks of a DTensor, shape]; one list where all have the same"""
         layout, forms = table.layout, self.dtensors.forms
         mine = []
@@ -137,14 +143,14 @@ class Sharded(Memory):
 
     def gram(self, table: Table, layerwise: bool) -> Gram:
         by_layer = layerwise or self._fits(table)
-        matrix = core.gram_of(table, by_layer).matrix
+        matrix = kernels.gram_of(table, by_layer).matrix
         self.peers.agree({"step": "gram", "clients": _positions(table), "layerwise": str(layerwise)})
         return self._summed(table, layerwise, matrix if by_layer else matrix[None])
 
-    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, asked: Table) -> list[Result]:
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, blame: Table) -> list[Result]:
         weights = self._agreed(table, weights)
         return self._checked(
-            asked, lambda: core.mix_of(table, weights, row, self.dtensors.out(out), check=True, asked=asked)
+            blame, lambda: kernels.mix_of(table, weights, row, self.dtensors.out(out), check=True, blame=blame)
         )
 
     def gram_mix(
@@ -153,12 +159,17 @@ class Sharded(Memory):
         weights = self._agreed(table, weights)
         by_layer = layerwise or self._fits(table)
         part, results = self._checked(
-            table, lambda: core.gram_mix_of(table, by_layer, weights, row, self.dtensors.out(out), check=True)
+            table, lambda: kernels.gram_mix_of(table, by_layer, weights, row, self.dtensors.out(out), check=True)
         )
         return self._summed(table, layerwise, part.matrix if by_layer else part.matrix[None]), results
 
-    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
-        self._checked(table, lambda: super(Sharded, self).combine(table, rule, results))
+    def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
+        self._checked(table, lambda: nonfinite.check_outputs(table, elementwise.combine_models(rule, table, results)))
+
+    def wide_updates(
+        self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
+    ) -> dict[int, torch.Tensor]:
+        return wide.updates(table, weights, row, used)
 
     def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
         """All ranks come here, and each with what it has found in its part"""
@@ -167,8 +178,9 @@ class Sharded(Memory):
             everywhere = sorted({k for found, _ in said for k in found})
             if everywhere:
                 text = next(text for found, text in said if found)
-                self.peers.share(finite.too_large(table, everywhere, text))
-        super().refuse(table, clients, words)
+                self.peers.share(nonfinite.too_large(table, everywhere, text))
+        if words:
+            raise nonfinite.too_large(table, clients, words)
 
     def _fits(self, table: Table) -> bool:
         return len(table.layout.layers) * (table.K + 1) ** 2 * 8 <= MOST_BYTES
@@ -179,20 +191,11 @@ class Sharded(Memory):
         both = self.peers.add(torch.cat([matrix.reshape(-1), numel]))
         matrix, numel = both[: matrix.numel()].view(matrix.shape), both[matrix.numel() :].cpu().long()
         gram = Gram(matrix, numel, table.layout.layers)
-        self._check_gram(table, gram)
+        try:  # all ranks see the same numbers here, and so go the same way
+            nonfinite.check_gram(table, gram, self._keys)
+        except InputError as error:
+            self.peers.share(error)
         return gram if layerwise else Gram(gram.model().matrix, numel.sum())
-
-    def _check_gram(self, table: Table, gram: Gram) -> None:
-        """All ranks see the same numbers here, and so go the same way"""
-        diagonal = np.einsum("lkk->lk", gram.matrix.cpu().numpy())
-        bad = np.flatnonzero(~np.isfinite(diagonal).all(0)) - 1  # row 0 is the global model
-        if not len(bad):
-            return
-        if bad[0] >= 0:
-            self._name(table, bad.tolist())
-        keys = self._keys(table, table.center)
-        words = finite.in_words("the global model", keys) if keys else "the global model is too large for float64"
-        self.peers.share(InputError(words))
 
     def _agreed(self, table: Table, weights: np.ndarray) -> np.ndarray:
         """Weights that are the same on all ranks. CPUs of different kinds may differ in the last bits."""
@@ -213,7 +216,7 @@ class Sharded(Memory):
         done, failed, bad = None, None, []
         try:
             done = work()
-        except NonFiniteError as error:
+        except nonfinite.NonFiniteError as error:
             at = list(range(table.K)) if table.positions is None else list(table.positions)
             failed, bad = error, [at.index(k) for k in error.clients]
         except InputError as error:
@@ -221,27 +224,20 @@ class Sharded(Memory):
         seen = self.peers.agree({"step": "mixed"}, 2 if bad else int(failed is not None))
         if 2 in seen:
             said = [json.loads(text) for text in self.peers.texts(json.dumps([bad, str(failed or "")]))]
-            self._name(table, sorted({k for found, _ in said for k in found}), next(text for k, text in said if k))
+            far = next(text for k, text in said if k)
+            try:
+                nonfinite.check_clients(table, sorted({k for found, _ in said for k in found}), self._keys, far)
+            except InputError as error:
+                self.peers.share(error)
         if failed is not None:
             self.peers.tell(failed)
         if 1 in seen:
             self.peers.agree({"step": "failed"})  # hears what the others raise
         return done
 
-    def _name(self, table: Table, clients: list[int], far: str = "") -> None:
-        """Raises, on all ranks, what one process would say of clients that are not finite, or too far off"""
-        keys = self._keys(table, table.clients[clients[0]])
-        name = table.name(clients[0])
-        kind = OutOfRangeError if far and not keys else NonFiniteError
-        far = far or f"{name}: its distance to the global model is too large for float64"
-        message = finite.in_words(name, keys) or far
-        if len(clients) > 1:
-            message += f"; so have {finite.listed([table.name(k) for k in clients[1:]])}"
-        self.peers.share(kind(message, table.given(clients)))
-
-    def _keys(self, table: Table, model: list[torch.Tensor]) -> list[str]:
+    def _keys(self, table: Table, model: Sequence[torch.Tensor]) -> list[str]:
         """The keys of a model that are not finite, on whatever rank"""
-        mine = [table.layout.keys[t] for t in finite.not_finite_in(model, range(table.T))]
+        mine = nonfinite.keys_not_finite(table, model)
         self.peers.agree({"step": "not finite"})
         return list(dict.fromkeys(key for text in self.peers.texts(json.dumps(mine)) for key in json.loads(text)))
 

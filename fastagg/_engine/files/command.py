@@ -60,9 +60,9 @@ def parser() -> argparse.ArgumentParser:
         "files; here or in a file",
     )  # fmt: skip
     p.add_argument(
-        "--info", metavar="JSON",
-        help='what a method wants besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the files; here '
-        "or in a file",
+        "--inputs", metavar="JSON",
+        help='what the method takes in a round besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the '
+        "files; here or in a file",
     )  # fmt: skip
     p.add_argument("--state", metavar="FILE", help="what the method remembers: read if it is there, written at the end")
     p.add_argument("--memory", default="1GB", metavar="SIZE", help="that this may take (default: 1GB)")
@@ -136,14 +136,15 @@ def _job(args: argparse.Namespace) -> Job:
         server = registry.aggregator(name, **options)
         if args.global_path is None and server.needs_global:
             raise ValueError(f"{name} needs --global, the model the clients started from")
-        info = _read_json("--info", args.info) or {}
-        for unknown in info.keys() - set(server.round_info):
-            raise ValueError(f"--info: {name} takes no {unknown!r}{suggest(unknown, server.round_info)}")
+        inputs = _read_json("--inputs", args.inputs) or {}
+        takes = [spec.name for spec in server.round_inputs]
+        for unknown in inputs.keys() - set(takes):
+            raise ValueError(f"--inputs: {name} takes no {unknown!r}{suggest(unknown, takes)}")
         job = Job(
             name, args.global_path, args.clients, args.out, sizes=_read_json("--sizes", args.sizes),
-            memory=args.memory, shard_size=args.shard_size, options=options | info,
+            memory=args.memory, shard_size=args.shard_size, options=options | inputs,
         )  # fmt: skip
-        job.inputs += [Path(given) for given in (args.sizes, args.info) if given and not _is_inline(given)]
+        job.read_paths += [Path(given) for given in (args.sizes, args.inputs) if given and not _is_inline(given)]
         return job
     except InputError:
         raise
@@ -166,7 +167,7 @@ def _read_json(option: str, given: str | None) -> Any:
         raise InputError(f"{name}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{name} is not JSON: {error}") from error
-    if not isinstance(content, dict if option == "--info" else dict | list):
+    if not isinstance(content, dict if option == "--inputs" else dict | list):
         raise InputError(f"{name}: expected an object{' or a list' if option == '--sizes' else ''}")
     return content
 

@@ -16,17 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine import registry
-from fastagg._engine.aggregator import Aggregator, suggest
+from fastagg._engine import registry, rounds
+from fastagg._engine import table as tables
+from fastagg._engine.aggregator import Aggregator, Pass
+from fastagg._engine.checks import InputError, suggest
 from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
-from fastagg._engine.files.streamed import Progress, Streamed
-from fastagg._engine.files.target import Target, Writing, parts_of, places
+from fastagg._engine.files.streamed import InFiles, Progress
+from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.gram import Gram
-from fastagg._engine.table import FLOATING, InputError
-from fastagg.methods.fedopt import ServerOptimiser
+from fastagg._engine.options import options_of
+from fastagg._engine.table import FLOATING, Table
 
 MOST_LISTED = 100_000  # weights in a file's metadata; of more (many layers) there are none
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -38,6 +40,7 @@ class FileResult:
 
     paths      the files written: a model, or the index of a sharded one; by client or cluster where there are several
     weights    the clients' weights in the order of clients, [K] or [L, K]; of several models .mixing, [M, K]
+    dropped    clients that were left out, by id, and why (on_bad_client="drop")
     made_before   an earlier call made this round, and was stopped before its state was in its place; now it is
     """
 
@@ -49,7 +52,7 @@ class FileResult:
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     clusters: list[list[Any]] | None = None
-    dropped: Sequence[Any] = ()
+    dropped: Mapping[Any, str] = field(default_factory=dict)
     passes: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
@@ -64,8 +67,8 @@ def aggregate_files(
 ) -> FileResult:  # fmt: skip
     """One round on safetensors files, which are mapped and read piece by piece, whatever their size.
 
-    method       a method's name with its options, or an aggregator. What a method wants for the round besides
-                 (label_dist, local_steps ..) are options too: an entry for each client, in a list or by client id.
+    method       a method's name with its options, or an aggregator. A method's round inputs (label_dist, local_steps
+                 ..) are given like options: an entry for each client, in a list or by client id.
     paths        .safetensors files, indices of sharded models, or folders with one of these. No file may be changed
                  meanwhile.
     out_path     a .safetensors file, or a folder, which gets model.safetensors (of adapters adapter_model.safetensors
@@ -95,29 +98,43 @@ class Job:
         shard_size="5GB", options=None,
     ) -> None:  # fmt: skip
         self.memory, self.shard_size = byte_count("memory", memory), byte_count("shard_size", shard_size)
-        self.server, self.options, info = _server(method, dict(options or {}))
+        self.server, self.options, self.inputs = _server(method, dict(options or {}))
         self.kept = isinstance(method, Aggregator)  # by the caller, who may use it for further rounds
         if isinstance(client_paths, str | os.PathLike):
             raise InputError(f"client_paths is one path, {client_paths}; expected a list of them")
         if global_path is None and self.server.needs_global:
             raise InputError(f"{self.server.name} needs the global model")
-        self.clients = [open_model(path) for path in client_paths]
-        if not self.clients:
-            raise InputError("no clients: no file was given")
         self.center = None if global_path is None else open_model(global_path)
-        self.ids = _ids(self.clients, client_ids)
-        self.sizes = by_client("sizes", sizes, self.ids)
-        self.info = {
-            name: by_client(name, value, self.ids, self.server.client_axis) if name in self.server.per_client else value
-            for name, value in info.items()
-        }
-        self.target = Target(Path(out_path), self.server.gives, self.ids, self.shape_of)
+        self.models = [self._open_client(path) for path in client_paths]
+        if not self.models:
+            raise InputError("no clients: no file was given")
+        self.ids = _ids(self.models, client_ids)
+        self.sizes = sizes
+        self.target = Target(Path(out_path), self.server.produces, self.ids, self.shape_of)
         self.target.check(self.clients, self.center, self.shape_of.bytes)
         models = [*self.clients, *([self.center] if self.center else [])]
-        self.inputs = [path for model in models for path in (model.path, *(file.path for file in model.files))]
+        self.read_paths = [path for model in models for path in (model.path, *(file.path for file in model.files))]
         self.state: StateFile | None = None
         self.begun = False  # to replace files
         self._check_memory()
+
+    def _open_client(self, path: str | os.PathLike) -> MappedModel | Unusable:
+        """A client's model; with on_bad_client="drop", what is wrong with its file where it cannot be read"""
+        try:
+            return open_model(path)
+        except InputError as error:
+            if self.server.on_bad_client == "raise":
+                raise
+            return Unusable(Path(path), Path(path).stem, error)
+
+    @property
+    def clients(self) -> list[MappedModel]:
+        """The clients' models that could be opened"""
+        found = [model for model in self.models if isinstance(model, MappedModel)]
+        if not found:
+            [first, *_] = (model for model in self.models if isinstance(model, Unusable))
+            raise InputError(f"no client is left: none of {len(self.models)} files can be used. {first.error}")
+        return found
 
     @property
     def shape_of(self) -> MappedModel:
@@ -125,8 +142,10 @@ class Job:
         return self.center or self.clients[0]
 
     @property
-    def tensors(self) -> tuple[dict[str, torch.Tensor] | None, list[dict[str, torch.Tensor]]]:
-        return None if self.center is None else self.center.tensors, [client.tensors for client in self.clients]
+    def tensors(self) -> tuple[dict[str, torch.Tensor] | None, list[Any]]:
+        """What a round is given: state dicts, and the error in the place of one that cannot be read"""
+        clients = [model.tensors if isinstance(model, MappedModel) else model.error for model in self.models]
+        return None if self.center is None else self.center.tensors, clients
 
     def run(self, state=None, progress: Progress | None = None, report=None) -> FileResult:
         if report is not None:
@@ -136,7 +155,7 @@ class Job:
                 self._check_free(path, "the report", [] if state is None else [Path(state)])
         if state is None:
             if not self.kept:
-                self.server.warn_memory_lost(self.info, "Keep its memory in a file (state=, --state)")
+                self.server.warn_state_lost(self.inputs, "Keep its state in a file (state=, --state)")
             return self._round(progress, report)
         self._check_free(Path(state), "the state")
         self.state = StateFile(Path(state))
@@ -153,18 +172,19 @@ class Job:
 
     def _round(self, progress: Progress | None, report) -> FileResult:
         began = time.perf_counter()
-        writing = Writing(self.target, self.shard_size, self._metadata)
+        writing = RoundFiles(self.target, self.shard_size, self._metadata)
         access = self._access(writing, progress)
         g, clients = self.tensors
         try:
-            found, kept = self.server.aggregate_from(access, g, clients, self.sizes, self.ids, None, self.info)
+            found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
             result = FileResult(self.server.name, self.ids)
             for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
                 setattr(result, name, getattr(found, name, None))
             if report is not None and result.gram is None and g is not None:
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
-                gram = access.gram(access.build(g, [clients[k] for k in here], **options), False)
+                table = access.build(g, [clients[k] for k in here], **options, client_ids=None, bad=None)
+                gram = access.gram(table, False)
                 result.gram = gram.among(len(clients), here)
             if report is not None:  # before the model: a round that is complete must not end with an error
                 from fastagg._engine.files import report as file_report
@@ -194,7 +214,7 @@ class Job:
         self.target.tidy(self.center.path)
         result = FileResult(self.server.name, self.ids, {self.target.stems[0]: self.center.path}, made_before=True)
         with suppress(TypeError, ValueError):
-            result.dropped = json.loads(self._said("dropped"))
+            result.dropped = dict.fromkeys(json.loads(self._said("dropped")), "left out by the run that made the model")
             result.weights = torch.tensor(json.loads(self._said("weights")), dtype=torch.float64)
         return result
 
@@ -202,13 +222,13 @@ class Job:
         return self.center.metadata.get(f"fastagg.{key}")
 
     def _fingerprint(self) -> str:
-        return fingerprint([self.server.name, self.options, self.ids, self.sizes, self.info], self.clients)
+        return fingerprint([self.server.name, self.options, self.ids, self.sizes, self.inputs], self.clients)
 
     def _check_free(self, path: Path, what: str, more: Sequence[Path] = ()) -> None:
         """That a file we write besides the models replaces nothing that is read, and no new model replaces it"""
         self.target.refuse(path, what)
         here = path.parent.resolve() / path.name
-        for other in (*self.inputs, *more):
+        for other in (*self.read_paths, *more):
             if here in places(other):
                 raise InputError(f"{path}: {what} would replace {other}, which is used here: write it somewhere else")
 
@@ -216,25 +236,33 @@ class Job:
         """What would be read and written; raises where the models do not fit each other"""
         g, clients = self.tensors
         server = self.server
-        table = Streamed([], None, 1).build(g, clients, params=server.params, layers=server.layers, client_ids=self.ids)
-        passes, written = reads(server, self.info), len(self.ids) if server.gives == "personalised" else 1
-        if isinstance(server, ServerOptimiser) and server.reads_twice(table.layout):
-            passes = 2
-        fused = passes == 1 and server.name == "fedawa"
-        everything, slab = np.ones(table.T, bool), self.memory // 4
-        slabs = [slabs_of(table, everything, table.K + fused + written, slab, with_gram=fused)]
-        if passes == 2:
-            slabs.insert(0, slabs_of(table, table.layout.gram_layer >= 0, table.K + 1, slab, with_gram=True))
+        dropped: dict[int, str] = {}
+        table = tables.build(
+            g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
+            bad=dropped if server.on_bad_client == "drop" else None,
+        )  # fmt: skip
+        passes, written = (
+            server.passes(table.layout, self.inputs),
+            len(self.ids) if server.produces == "personalised" else 1,
+        )
         return {
             "method": server.name, "clients": self.ids, "tensors": table.T, "layers": len(table.layout.layers),
-            "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients), "passes": passes,
-            "slabs": [len(of_pass) for of_pass in slabs], "models_written": written,
+            "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients),
+            "passes": len(passes),
+            "slabs": [self._slabs(kind, table, written) for kind in passes], "models_written": written,
             "shards": len(shards_of(parts_of(table), self.shard_size)), "out": str(self.target.path),
         }  # fmt: skip
 
-    def _access(self, writing: Writing, progress: Progress | None) -> Streamed:
+    def _slabs(self, kind: Pass, table: Table, written: int) -> int:
+        """In how many pieces a pass reads the models"""
+        whole = kind in ("mix", "gram_mix")
+        used = np.ones(table.T, bool) if whole else table.layout.gram_layer >= 0
+        models = table.K + (kind != "mix") + (written if whole else 0)
+        return len(slabs_of(table, used, models, self.memory // 4, with_gram=kind != "mix"))
+
+    def _access(self, writing: RoundFiles, progress: Progress | None) -> InFiles:
         models = [*self.clients, *([self.center] if self.center else [])]
-        return Streamed([file for model in models for file in model.files], writing, self.memory // 4, progress)
+        return InFiles([file for model in models for file in model.files], writing, self.memory // 4, progress)
 
     def _metadata(self, weights: np.ndarray, layers: Sequence[str], dropped: Sequence[Any]) -> dict[str, str]:
         """What a new model's file says of it, after what the global model's says"""
@@ -255,11 +283,8 @@ class Job:
         return {"format": "pt", **kept, **{f"fastagg.{key}": value for key, value in about.items()}}
 
     def _check_memory(self) -> None:
-        if not isinstance(self.server, ServerOptimiser):
-            return
         tensors = [t for t in self.shape_of.tensors.values() if t.dtype in FLOATING]
-        width = [t.numel() * (8 if t.dtype == torch.float64 else 4) for t in tensors]
-        need = 2 * len(self.server.moments) * sum(width) + 4 * max(width, default=0)  # old and new; those of a step
+        need = self.server.bytes_needed((t.numel(), t.dtype) for t in tensors)
         if need > self.memory:
             raise InputError(
                 f"{self.server.name} keeps its moments in memory, and computes new ones from them: that takes "
@@ -267,14 +292,13 @@ class Job:
             )
 
 
-def reads(server: Aggregator, info: Mapping[str, Any]) -> int:
-    """How often a round reads the clients: once where its weights do not depend on its Gram"""
-    if server.name == "fedawa":
-        return 1 if server.variant == "released" and server.steps <= 1 else 2
-    if server.name == "weiavg":
-        return 1 if info.get("entropies") is not None else 2
-    free = ("fedavg", "feddisco", "fednova", "cwfedavg")
-    return 1 if server.name in free or isinstance(server, ServerOptimiser) else 2
+@dataclass(frozen=True)
+class Unusable:
+    """A client whose file cannot be read"""
+
+    path: Path
+    name: str
+    error: InputError
 
 
 def byte_count(name: str, value: int | str) -> int:
@@ -289,52 +313,31 @@ def byte_count(name: str, value: int | str) -> int:
         raise ValueError(f"{name}={value!r}; expected a number of bytes, such as 500MB or 2GB") from None
 
 
-def by_client(name: str, given: Any, ids: list[Any], axis: int = 0) -> Any:
-    """What was given by client id, in the order of the ids, and lists, as an array; all else as it is"""
-    if not isinstance(given, Mapping):
-        return _numbers(name, given) if isinstance(given, list | tuple | str | int | float) else given
-    for client in ids:
-        if client not in given:
-            raise InputError(f"{name}: there is none for client {client!r}")
-    for unknown in given.keys() - set(ids):
-        raise InputError(f"{name}: {unknown!r} is not a client{suggest(str(unknown), map(str, ids))}")
-    values = [_numbers(name, given[client]) for client in ids]
-    try:
-        return np.stack(values, axis=axis)
-    except ValueError as error:
-        raise InputError(f"{name}: expected numbers, as many for every client ({error})") from error
-
-
-def _numbers(name: str, values: Any) -> np.ndarray:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{name}: expected numbers, as many for every client ({error})") from error
-
-
 def _server(method: str | Aggregator, options: dict[str, Any]) -> tuple[Aggregator, dict[str, Any], dict[str, Any]]:
-    """The aggregator, the options it was made with, and what is for this round"""
+    """The aggregator, the options it was made with, and the inputs of this round"""
     if isinstance(method, Aggregator):
-        server, info, options = method, options, {}
-        for unknown in info.keys() - set(server.round_info):
-            raise TypeError(f"{server.name}: a round takes no {unknown!r}{suggest(unknown, server.round_info)}")
+        server, inputs, options = method, options, {}
     else:
-        takes = registry.REGISTRY[method].round_info if method in registry.REGISTRY else ()
-        info = {name: options.pop(name) for name in takes if name in options}
-        server = registry.aggregator(method, **options)
-    if "proxy" in server.round_info:
-        raise InputError(f"{server.name} learns on proxy data with the model itself: it cannot work on files alone")
-    if getattr(server, "group", None) is not None:
+        cls = registry.find(method)
+        inputs = {name: options.pop(name) for name in options.keys() - options_of(cls).keys()}
+        server = registry.make(cls, options)
+    takes = [spec.name for spec in server.round_inputs]
+    for unknown in inputs.keys() - set(takes):
+        known = [*options_of(type(server)), *takes]
+        raise TypeError(f"{server.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
+    if why := server.why_not_on_files():
+        raise InputError(f"{server.name}: {why}")
+    if server.group is not None:
         raise InputError(f"{server.name}: group= is for models spread over processes, not for files")
-    return server, options, info
+    return server, options, inputs
 
 
-def _ids(clients: list[MappedModel], given: Sequence[Any] | None) -> list[Any]:
+def _ids(clients: Sequence[MappedModel | Unusable], given: Sequence[Any] | None) -> list[Any]:
     given = [client.name for client in clients] if given is None else given
     ids = [name.item() if isinstance(name, np.generic | torch.Tensor) else name for name in given]
     if len(ids) != len(clients):
         raise InputError(f"client_ids has {len(ids)} entries for {len(clients)} files")
-    seen: dict[Any, MappedModel] = {}
+    seen: dict[Any, MappedModel | Unusable] = {}
     for name, client in zip(ids, clients, strict=True):
         other = seen.setdefault(name, client)
         if other is not client:

@@ -22,7 +22,7 @@ def numbers(result: FileResult) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "method": result.method,
         "clients": result.clients,
-        "dropped": list(result.dropped),
+        "dropped": dict(result.dropped),
         "weights": weights.tolist(),
         "layers": result.layers,
         "clusters": result.clusters,
@@ -55,7 +55,7 @@ def text(result: FileResult) -> str:
     )
     for name, weight in list(zip(result.clients, one, strict=True))[:SHOWN]:
         if name in result.dropped:
-            lines.append(f"{name!s:<{width}}  left out: it has values that are not finite")
+            lines.append(f"{name!s:<{width}}  left out: {result.dropped[name]}")
             continue
         norm, cosine = norms.get(name, float("nan")), cosines.get(name, float("nan"))
         lines.append(f"{name!s:<{width}}  {weight:9.4g}  {norm:9.4g}  {cosine:11.3f}".replace("nan", "  -"))

@@ -7,27 +7,33 @@ are added here in the kernels' order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fastagg._engine import backends, elementwise, finite, wide
-from fastagg._engine.access import Memory
-from fastagg._engine.core import Out
+from fastagg._engine import backends, elementwise, nonfinite, wide
+from fastagg._engine import table as tables
+from fastagg._engine.checks import InputError
 from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile
 from fastagg._engine.files.slabs import LayerSums, Pieces, Slab, slabs_of
 from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result, finish
-from fastagg._engine.table import InputError, Table
+from fastagg._engine.outputs import finish
+from fastagg._engine.result import Result, Results
+from fastagg._engine.table import Out, StateDict, Table
+
+if TYPE_CHECKING:
+    from fastagg._engine.aggregator import Aggregator
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes read of it so far, bytes in all
 Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
 
 
-class Streamed(Memory):
+class InFiles:
     """Models whose tensors look at mapped files. The last mix of a round is its outcome: each writes the same files.
 
     files        all that is read
@@ -35,13 +41,30 @@ class Streamed(Memory):
     slab_bytes   of all models together, computed with at a time; as much again is read ahead
     """
 
-    in_memory = False
-
     def __init__(
         self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
     ) -> None:
         self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
         self.passes = self.bytes_read = 0
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def why_not(self, method: Aggregator, inputs: Mapping[str, Any]) -> str:
+        return method.why_not_on_files()
+
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
+        return tables.build(global_sd, client_sds, **options)
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def deliver(self, result: Result | Results) -> None:
+        pass
+
+    def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
+        if words:
+            raise nonfinite.too_large(table, clients, words)
 
     def gram(self, table: Table, layerwise: bool) -> Gram:
         sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
@@ -52,32 +75,32 @@ class Streamed(Memory):
 
         self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, center=True)
         gram = sums.result()
-        finite.check_gram(table, gram)
+        nonfinite.check_gram(table, gram)
         return gram
 
-    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, asked: Table) -> list[Result]:
-        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, blame: Table) -> list[Result]:
+        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)))
 
         def compute(slab: Slab) -> None:
             part, tensors = slab.of(table), outs.of(slab)
-            marks = finite.marks(part)
+            marks = nonfinite.marks(part)
             _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
             outs.mark(slab, marks)
 
         self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute, center=False)
-        finite.check_outputs(asked, outs.not_finite)
+        nonfinite.check_outputs(blame, outs.not_finite)
         return outs.results()
 
     def gram_mix(
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
-        outs = Writing(table, self.outputs(table, weights.shape[1], len(weights)))
+        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)))
         sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
 
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
             part, tensors = slab.of(table), outs.of(slab)
-            marks = finite.marks(part)
+            marks = nonfinite.marks(part)
             matrices = _kernels(table).gram_mix(
                 part, gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, marks
             )
@@ -85,13 +108,13 @@ class Streamed(Memory):
             sums.add(layers, matrices)
 
         self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, center=True)
-        finite.check_outputs(table, outs.not_finite)
+        nonfinite.check_outputs(table, outs.not_finite)
         gram = sums.result()
-        finite.check_gram(table, gram)
+        nonfinite.check_gram(table, gram)
         return gram, outs.results()
 
-    def combine(self, table: Table, rule: str, results: list[Result]) -> None:
-        outs = Writing(table, results)
+    def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
+        outs = SlabOutputs(table, results)
 
         def compute(slab: Slab) -> None:
             clients = [Pieces(client, slab) for client in table.clients]
@@ -101,16 +124,18 @@ class Streamed(Memory):
                 outs.not_finite[t] |= not good
 
         self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute, center=False)
-        finite.check_outputs(table, outs.not_finite)
+        nonfinite.check_outputs(table, outs.not_finite)
 
-    def mean_updates(self, table: Table, n: np.ndarray, used: np.ndarray) -> dict[int, torch.Tensor]:
+    def wide_updates(
+        self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
+    ) -> dict[int, torch.Tensor]:
         updates = {t: wide.empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
 
         def compute(slab: Slab) -> None:
             models = [Pieces(model, slab) for model in (table.center, *table.clients)]
             for p, (t, begin, count) in enumerate(zip(slab.t, slab.begin, slab.count, strict=True)):
                 g, *clients = (model[p] for model in models)
-                wide.mean_update(g, clients, n, updates[int(t)].view(-1)[begin : begin + count])
+                wide.weighted_update(g, clients, weights[row[t]], updates[int(t)].view(-1)[begin : begin + count])
 
         self._walk("mean update", table, used, [], compute, center=True)
         return updates
@@ -161,13 +186,13 @@ class Streamed(Memory):
             file.check_unchanged()
 
 
-class Writing:
+class SlabOutputs:
     """The models that a mix writes"""
 
     def __init__(self, table: Table, outputs: list[dict[str, torch.Tensor]]) -> None:
         self.table, self.outputs = table, outputs
         self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
-        self.not_finite = finite.marks(table)
+        self.not_finite = nonfinite.marks(table)
 
     def of(self, slab: Slab) -> list[list[torch.Tensor]]:
         """The pieces to write"""

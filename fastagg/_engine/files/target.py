@@ -45,11 +45,11 @@ def _adapter_config(path: Path) -> bytes:
 class Target:
     """A file, or a folder: of one model, of one per client, or of one per cluster"""
 
-    def __init__(self, path: Path, gives: str, ids: list[Any], form: MappedModel) -> None:
+    def __init__(self, path: Path, produces: str, ids: list[Any], form: MappedModel) -> None:
         """form: the model that sets the form of the new ones"""
-        self.path, self.gives, self.ids = path, gives, ids
+        self.path, self.produces, self.ids = path, produces, ids
         is_file = path.name.endswith(".safetensors") and not path.is_dir()
-        if is_file and gives != "global":
+        if is_file and produces != "global":
             raise InputError(f"{path}: there will be several models, name a folder for them")
         if not is_file and re.match(r"\.[A-Za-z]", path.suffix) and not path.is_dir():  # out.pt, but not v1.0
             raise InputError(f"{path}: expected a .safetensors file or a folder; make it if it is to be a folder")
@@ -58,13 +58,13 @@ class Target:
         self.folder, stem = (path.parent, path.name.removesuffix(".safetensors")) if is_file else (path, stem)
         if is_file and not self.folder.is_dir():
             raise InputError(f"{path}: there is no folder {self.folder}")
-        self.stems = [str(name) for name in ids] if gives == "personalised" else [stem]
+        self.stems = [str(name) for name in ids] if produces == "personalised" else [stem]
         for name in self.stems:
             if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
                 raise InputError(f"client id {name!r} cannot be the name of a file")
         for name in self.stems:
             whose = FORM.fullmatch(f"{name}.safetensors")[1]
-            if gives == "personalised" and whose != name and whose in self.stems:
+            if produces == "personalised" and whose != name and whose in self.stems:
                 raise InputError(f"client id {name!r} is like the name of a part of client {whose!r}'s model")
         if len(set(self.stems)) < len(self.stems):
             raise InputError("two client ids are the same as names of files")
@@ -112,18 +112,18 @@ class Target:
 
     def _replaces(self, name: str) -> bool:
         """Whether a file of this name in the folder may be replaced or removed"""
-        if name in self.beside or (self.gives == "clusters" and name == CLUSTERS):
+        if name in self.beside or (self.produces == "clusters" and name == CLUSTERS):
             return True
         form = FORM.fullmatch(atomic.target_of(name) or name)
         if form is None:
             return False
-        if form[1] in self.stems or (self.gives == "clusters" and re.fullmatch(r"cluster-\d+", form[1])):
+        if form[1] in self.stems or (self.produces == "clusters" and re.fullmatch(r"cluster-\d+", form[1])):
             return True
         return form[1] == SEVERAL and atomic.target_of(name) is not None
 
     def is_output(self, path: Path) -> bool:
         """Whether a model is the very one that the new one replaces"""
-        if self.gives != "global":
+        if self.produces != "global":
             return False
         out = [self.folder.resolve() / (self.stems[0] + ending) for ending in (".safetensors", INDEX)]
         return any(place in out for place in places(path))
@@ -134,8 +134,8 @@ def places(path: Path) -> list[Path]:
     return [path.parent.resolve() / path.name, path.resolve()]
 
 
-class Writing:
-    """The models of a round on their way to the disk. Streamed calls it once it knows how many there are.
+class RoundFiles:
+    """The models of a round on their way to the disk. InFiles calls it once it knows how many there are.
 
     metadata   (weights, names of layers, ids of dropped clients) -> what a file says of its model
     """
@@ -151,11 +151,11 @@ class Writing:
         target, layers, ids = self.target, table.layout.layers, self.target.ids
         target.folder.mkdir(parents=True, exist_ok=True)
         if self.lock is None:
-            name = f"{target.stems[0]}.safetensors" if target.gives == "global" else "fastagg"
+            name = f"{target.stems[0]}.safetensors" if target.produces == "global" else "fastagg"
             self.lock = atomic.Lock(target.folder / f"{name}.lock", "this output")
         longest = np.full((len(layers), len(ids)) if rows >= len(layers) else (len(ids),), -1.7976931348623157e308)
         room = len(json.dumps(self.metadata(longest, layers, ids)))
-        name = target.folder / f"{target.stems[0] if target.gives == 'global' else SEVERAL}.safetensors"
+        name = target.folder / f"{target.stems[0] if target.produces == 'global' else SEVERAL}.safetensors"
         atomic.remove_stale(name)
         for _ in range(models):
             self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room, target.mode))
@@ -164,8 +164,8 @@ class Writing:
     def place(self, found: Result | list) -> dict[str, Path]:
         """All are on the disk before the first takes its place"""
         target = self.target
-        models = [found] if target.gives == "global" else found
-        stems = [f"cluster-{m}" for m in range(len(models))] if target.gives == "clusters" else target.stems
+        models = [found] if target.produces == "global" else found
+        stems = [f"cluster-{m}" for m in range(len(models))] if target.produces == "clusters" else target.stems
         ready = []
         for stem, model in zip(stems, models, strict=True):
             if model is None:  # of a client that was dropped
@@ -178,7 +178,7 @@ class Writing:
             atomic.write(target.folder / name, content)
         self.begun = True
         paths = {stem: writer.place() for stem, writer in ready}
-        if target.gives == "clusters":
+        if target.produces == "clusters":
             atomic.write_json(target.folder / CLUSTERS, dict(zip(stems, found.clusters, strict=True)))
         self.lock.release()
         return paths

@@ -1,62 +1,72 @@
-"""Who sent values that are not finite: seen for free on a Gram's diagonal or in a mix, named by a second look."""
+"""Clients whose values are not finite: noticed at no cost on a Gram's diagonal or in a mix, named by a second look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.forked import one_thread
 from fastagg._engine.gram import Gram
-from fastagg._engine.table import FLOATING, InputError, Table
+from fastagg._engine.table import FLOATING, Table
 
 FAR = 1e3  # times the median of the clients: further from them than any honest one
 NAMED = 5  # keys, or clients, that a message lists before it counts the rest
 
 
-class NonFiniteError(InputError):
+class NonFiniteError(BadClientError):
     """Clients have values that are NaN, infinite, or so large that the round cannot be computed with them.
 
     The message names the clients and the keys.
-
-    clients   their positions among the clients given
     """
-
-    def __init__(self, message: str, clients: Sequence[int]) -> None:
-        super().__init__(message)
-        self.clients = list(clients)
-
-    def __reduce__(self) -> Any:
-        return type(self), (str(self), self.clients)
 
 
 class OutOfRangeError(NonFiniteError):
     """Clients that are finite, and so large that a round's numbers are not."""
 
 
-def check_gram(table: Table, gram: Gram) -> None:
-    """Raises when a model is not finite: neither is its square on the Gram's diagonal, so this costs nothing."""
+KeysOf = Callable[[Table, Sequence[torch.Tensor]], list[str]]  # the keys of a model that are not finite
+
+
+def check_gram(table: Table, gram: Gram, keys_of: KeysOf | None = None) -> None:
+    """Raises when a model is not finite: neither is its square on the Gram's diagonal, so this costs nothing.
+
+    keys_of   who knows which keys of a model are not finite, where this process has only a part of it
+    """
     if capturing(gram.matrix.device):
         raise RuntimeError(
             "a CUDA graph is being captured: this method reads its Gram on the host, which a capture does not allow. "
             "Capture fastagg.gram, fastagg.mix or fastagg.gram_mix instead"
         )
-    diagonal = np.einsum("...kk->...k", gram.matrix.cpu().numpy())  # [K+1] or [L, K+1]
-    good = np.isfinite(diagonal)
-    if good.all():
+    good = np.isfinite(gram.host.squares.numpy())  # [K] or [L, K]
+    good_global = bool(torch.isfinite(gram.host.global_square).all())
+    if good.all() and good_global:
         return
-    bad = ~good.reshape(-1, table.K + 1).all(0)
-    if bad[0]:  # row 0 is the global model
-        raise InputError(_what(table, table.center, "the global model") or "the global model is too large for float64")
-    check_clients(table, np.flatnonzero(bad[1:]))
+    if not good_global:
+        keys = (keys_of or keys_not_finite)(table, table.center)
+        raise InputError(in_words("the global model", keys) or "the global model is too large for float64")
+    check_clients(table, np.flatnonzero(~good.reshape(-1, table.K).all(0)), keys_of)
 
 
-def check_clients(table: Table, bad: Sequence[int]) -> None:
-    """Raises, naming them and their keys, when there are clients that are known not to be finite."""
-    if len(bad):
-        raise _error(table, bad)
+def check_clients(table: Table, bad: Sequence[int], keys_of: KeysOf | None = None, far: str = "") -> None:
+    """Raises, naming them and their keys, when there are clients that are known not to be finite.
+
+    far   what to say of a client whose values are all finite
+    """
+    if not len(bad):
+        return
+    bad = [int(k) for k in bad]
+    keys = [(keys_of or keys_not_finite)(table, table.clients[k]) for k in bad]
+    names = [table.name(k) for k in bad]
+    kind = OutOfRangeError if far and not keys[0] else NonFiniteError
+    far = far or f"{names[0]}: its distance to the global model is too large for float64"
+    message = in_words(names[0], keys[0]) or far
+    if len(bad) > 1:
+        message += f"; so have {listed(names[1:])}"
+    reasons = [in_words("", found) or far.removeprefix(f"{names[0]}: ") for found in keys]
+    raise kind(message, dict(zip(table.given(bad), reasons, strict=True)))
 
 
 def marks(table: Table, wanted: bool = True) -> torch.Tensor | None:
@@ -82,11 +92,9 @@ def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
     marked = np.flatnonzero(not_finite.cpu().numpy())
     if not len(marked):
         return
-    bad = [k for k, client in enumerate(table.clients) if not_finite_in(client, marked)]
-    if bad:
-        raise _error(table, bad)
+    check_clients(table, [k for k, client in enumerate(table.clients) if not_finite_in(client, marked)])
     if table.center is not None and not_finite_in(table.center, marked):
-        raise InputError(_what(table, table.center, "the global model"))
+        raise InputError(in_words("the global model", keys_not_finite(table, table.center)))
     t = marked[0]
     key, dtype = table.layout.keys[t], table.layout.dtypes[t]
     words = f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
@@ -106,7 +114,8 @@ def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
     if not len(clients):
         return InputError(words)
     names = listed([table.name(k) for k in clients])
-    return OutOfRangeError(f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}", table.given(clients))
+    message = f"{names}: {'with it' if len(clients) == 1 else 'with them'}, {words}"
+    return OutOfRangeError(message, dict.fromkeys(table.given(clients), f"with it, {words}"))
 
 
 @one_thread()
@@ -114,34 +123,20 @@ def _largest(tensor: torch.Tensor) -> float:
     return max((float(part.abs().max()) for part in tensor.detach().reshape(-1).split(1 << 20)), default=0.0)
 
 
-def _error(table: Table, clients: Iterable[int]) -> NonFiniteError:
-    clients = [int(k) for k in clients]
-    first = clients[0]
-    name = table.name(first)
-    message = _what(table, table.clients[first], name)
-    message = message or f"{name}: its distance to the global model is too large for float64"
-    if len(clients) > 1:
-        message += f"; so have {listed([table.name(k) for k in clients[1:]])}"
-    return NonFiniteError(message, table.given(clients))
-
-
-def _what(table: Table, tensors: list[torch.Tensor], name: str) -> str:
-    """The keys of a model that are not finite, in words; nothing if all are"""
-    return in_words(name, [table.layout.keys[t] for t in not_finite_in(tensors, range(table.T))])
+def keys_not_finite(table: Table, model: Sequence[torch.Tensor]) -> list[str]:
+    return [table.layout.keys[t] for t in not_finite_in(model, range(table.T))]
 
 
 def in_words(name: str, keys: list[str]) -> str:
     """What is said of a model with such keys; nothing if there are none"""
     if not keys:
         return ""
-    those = listed([repr(key) for key in keys])
-    return (
-        f"{name}: {'key' if len(keys) == 1 else 'keys'} {those} {'has' if len(keys) == 1 else 'have'} values "
-        "that are not finite (NaN or infinity)"
-    )
+    those, one = listed([repr(key) for key in keys]), len(keys) == 1
+    fault = f"{'key' if one else 'keys'} {those} {'has' if one else 'have'} values that are not finite (NaN or infinity)"
+    return f"{name}: {fault}" if name else fault
 
 
-def not_finite_in(tensors: list[torch.Tensor], some: Iterable[int]) -> list[int]:
+def not_finite_in(tensors: Sequence[torch.Tensor], some: Iterable[int]) -> list[int]:
     """Those of a model's tensors that are not finite, by number"""
     return [t for t in some if tensors[t].dtype in FLOATING and not _is_finite(tensors[t].detach())]
 

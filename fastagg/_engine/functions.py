@@ -1,22 +1,21 @@
-"""The three kernels on state dicts: gram, mix, gram_mix. All else in the library is arithmetic on their results."""
+"""The public functions on state dicts: gram, mix, gram_mix, client_vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastagg._engine import backends, finite
+from fastagg._engine import kernels
 from fastagg._engine import table as tables
+from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
-from fastagg._engine.result import Result, allocate, check_out, finish, list_of
-from fastagg._engine.table import InputError, StateDict, Table
-
-Params = Iterable[str] | torch.nn.Module | None
-Layers = Callable[[str], str] | None
-Out = StateDict | list[StateDict] | None
+from fastagg._engine.inputs import require_global
+from fastagg._engine.outputs import finish
+from fastagg._engine.result import Result
+from fastagg._engine.table import Layers, Out, Params, StateDict, Table
 
 
 def gram(
@@ -29,8 +28,8 @@ def gram(
     params      names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
     layers      function from a tensor's name to its layer's, for another grouping
     """
-    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
-    return gram_of(table, layerwise, backend)
+    table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
+    return kernels.gram_of(table, layerwise, backend)
 
 
 def mix(
@@ -52,12 +51,12 @@ def mix(
                   require grad, and while a CUDA graph is captured.
     Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
     """
-    check = _checks(on_nonfinite)
+    check = _is_checked(on_nonfinite)
     table = tables.build(None, client_sds, layers=layers)
     if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
         table.other_inputs.append(tables.extent(weights))  # an input as others are
     weights, several = _mix_weights(table, weights, layerwise)
-    row = rows(table, layerwise)
+    row = kernels.rows(table, layerwise)
     if weights.requires_grad:
         if out is not None:
             raise InputError("out: cannot be written in place when weights require grad")
@@ -69,7 +68,7 @@ def mix(
         flat = torch.ops.fastagg.mix(clients, weights, row.tolist())
         results = [finish(table, flat[at : at + table.T], None) for at in range(0, len(flat), table.T)]
     else:
-        results = mix_of(table, weights, row, out, backend=backend, check=check)
+        results = kernels.mix_of(table, weights, row, out, backend=backend, check=check)
     _describe(results, table, weights, layerwise)
     return results if several else results[0]
 
@@ -83,13 +82,13 @@ def gram_mix(
 
     Arguments as in gram and mix; with layerwise=True both are per layer.
     """
-    check = _checks(on_nonfinite)
-    table = tables.build(need_global(global_sd), client_sds, params=params, layers=layers)
+    check = _is_checked(on_nonfinite)
+    table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
     if out is not None and isinstance(weights, torch.Tensor | np.ndarray):
         table.other_inputs.append(tables.extent(weights))  # an input as others are
     weights, several = _mix_weights(table, weights, layerwise)
-    matrix, results = gram_mix_of(
-        table, layerwise, weights.detach(), rows(table, layerwise), out, backend=backend, check=check
+    matrix, results = kernels.gram_mix_of(
+        table, layerwise, weights.detach(), kernels.rows(table, layerwise), out, backend=backend, check=check
     )
     _describe(results, table, weights, layerwise, matrix)
     return matrix, results if several else results[0]
@@ -97,7 +96,7 @@ def gram_mix(
 
 def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, params: Params = None) -> torch.Tensor:
     """The client vectors d_k = w_k - g, flattened over the parameters: [K, D]. This one does materialise them."""
-    table = tables.build(need_global(global_sd), client_sds, params=params)
+    table = tables.build(require_global(global_sd), client_sds, params=params)
     used = np.flatnonzero(table.layout.gram_layer >= 0)
     if not len(used):
         raise InputError("the model has no parameters: every tensor is a buffer or an integer")
@@ -108,65 +107,10 @@ def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, par
     return out
 
 
-# The same on a table, for methods.
-
-
-def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
-    layout = table.layout
-    matrix = backends.choose(table.device, backend).gram(table, layout.gram_layer, len(layout.layers), layerwise)
-    return _gram(table, layerwise, matrix)
-
-
-def mix_of(
-    table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None, check: bool = False,
-    asked: Table | None = None,
-) -> list[Result]:  # fmt: skip
-    """weights [S, M, K] float64; row [T] says which of the S each tensor takes.
-
-    check   raise where a client is not finite; asked is the table whose clients are looked at then, if another
-    """
-    tensors, outs = _outputs(table, weights.shape[1], out)
-    marks = finite.marks(table, check)
-    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors, marks)
-    finite.check_outputs(asked or table, marks)
-    return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
-
-
-def gram_mix_of(
-    table: Table, layerwise: bool, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None,
-    check: bool = False,
-) -> tuple[Gram, list[Result]]:  # fmt: skip
-    layout = table.layout
-    tensors, outs = _outputs(table, weights.shape[1], out)
-    marks = finite.marks(table, check)
-    matrix = backends.choose(table.device, backend).gram_mix(
-        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
-    )
-    finite.check_outputs(table, marks)
-    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
-
-
-def _checks(on_nonfinite: str) -> bool:
+def _is_checked(on_nonfinite: str) -> bool:
     if on_nonfinite not in ("raise", "pass"):
         raise InputError(f"on_nonfinite={on_nonfinite!r}; expected 'raise' or 'pass'")
     return on_nonfinite == "raise"
-
-
-def _tensor(weights) -> torch.Tensor:
-    """An array as a tensor where it is: torch.as_tensor would move it to torch's default device"""
-    return weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.asarray(weights))
-
-
-def rows(table: Table, layerwise: bool) -> np.ndarray:
-    """Which row of the weights each tensor takes: its layer's, or the only one. [T]"""
-    return table.layout.layer if layerwise else np.zeros(table.T, dtype=np.int32)
-
-
-def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
-    numel = torch.from_numpy(table.layout.layer_numel)
-    if layerwise:
-        return Gram(matrix, numel, table.layout.layers)
-    return Gram(matrix[0], numel.sum())
 
 
 def _describe(results: list[Result], table: Table, weights: torch.Tensor, layerwise: bool, gram=None) -> None:
@@ -174,13 +118,6 @@ def _describe(results: list[Result], table: Table, weights: torch.Tensor, layerw
         result.weights = (weights[:, m] if layerwise else weights[0, m]).detach().clone()
         result.layers = table.layout.layers if layerwise else None
         result.gram = gram
-
-
-def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:
-    if out is None:
-        return allocate(table, M), [None] * M
-    outs = list_of(out)
-    return check_out(table, outs, M), outs
 
 
 def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Tensor, bool]:
@@ -196,9 +133,3 @@ def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Ten
             raise InputError(f"weights: the weight of client {int(at[-1])} is {w.detach()[tuple(at)].item()}")
     several = w.dim() == 2 + layerwise
     return (w if layerwise else w[None]).reshape(L if layerwise else 1, -1, K), several
-
-
-def need_global(global_sd: StateDict) -> StateDict:
-    if global_sd is None:
-        raise InputError("the global model is None; a Gram needs the model the clients started from")
-    return global_sd

@@ -1,0 +1,226 @@
+"""What a round takes besides models: data sizes, client ids, and the inputs that a method declares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg._engine.checks import BadClientError, InputError, suggest
+from fastagg._engine.numerics import float64, shares
+from fastagg._engine.table import StateDict, client_name
+
+ClientId = str | int
+Faults = dict[int, str]  # what is wrong with a client, by its position
+
+
+@dataclass(frozen=True)
+class RoundInput:
+    """A keyword argument of aggregate() that a method declares: something it takes in every round besides the models.
+
+    name           of the argument
+    about          what it is, for the message where it is missing
+    required       the round cannot be computed without it
+    per_client     it has an entry for every client, along client_axis: K numbers, or K rows of numbers
+    client_axis    0, or -1
+    entry_dims     dimensions of one client's entry: 0 for a number, 1 for a row; None: either
+    low, above     every number is at least low, or more than above
+    not_all_zero   a client whose numbers are all zero is a bad client
+    from_clients   clients may report it themselves, so frameworks read it from their replies, and a wrong entry makes a
+                   bad client. False: the server provides it, and a wrong entry is an error
+    kind           what it is to a program that has such things for any method: "labels" (label counts, or shares),
+                   "steps" (local steps), "proxy" (batches of proxy data). The simulator supplies these.
+    """
+
+    name: str
+    about: str = ""
+    required: bool = False
+    per_client: bool = True
+    client_axis: int = 0
+    entry_dims: int | None = 0
+    low: float | None = None
+    above: float | None = None
+    not_all_zero: bool = False
+    from_clients: bool = True
+    kind: str | None = None
+
+    def expects(self) -> str:
+        """One client's entry in words"""
+        numbers = "a finite number" if self.entry_dims == 0 else "finite numbers"
+        bound = f" >= {self.low:g}" if self.low is not None else f" > {self.above:g}" if self.above is not None else ""
+        return numbers + bound + (", not all of them 0" if self.not_all_zero and self.entry_dims != 0 else "")
+
+    def is_good(self, entries: np.ndarray) -> bool:
+        """Whether these clients' entries, along the first axis, have the declared form and range"""
+        return bool(
+            (self.entry_dims is None or entries.ndim == self.entry_dims + 1)
+            and np.isfinite(entries).all()
+            and (self.low is None or (entries >= self.low).all())
+            and (self.above is None or (entries > self.above).all())
+            and (not self.not_all_zero or entries.reshape(len(entries), -1).any(1).all())
+        )
+
+
+SIZES = RoundInput("sizes", "how much data each client has", low=0)
+
+
+def read_sizes(sizes: Any, ids: Sequence[ClientId]) -> tuple[np.ndarray, Faults]:
+    """How much data each client has, [K], and which clients have no valid size. None: equally much."""
+    if sizes is None:
+        return np.ones(len(ids)), {}
+    return _read_per_client(SIZES, sizes, ids)
+
+
+def data_shares(amounts: np.ndarray) -> np.ndarray:
+    """n_k, the clients' shares of the data, summing to 1: [K]"""
+    if not amounts.any():
+        raise InputError("sizes sum to zero: no client has data")
+    return shares(amounts)
+
+
+def read_client_ids(client_ids: Sequence[Any] | None, K: int) -> list[Any]:
+    """The clients' identities over rounds; their positions when none are given."""
+    if client_ids is None:
+        return list(range(K))
+    ids = [x.item() if isinstance(x, np.generic | torch.Tensor) else x for x in client_ids]
+    if len(ids) != K:
+        raise InputError(f"client_ids has {len(ids)} entries for {K} clients")
+    seen: dict[Any, int] = {}
+    for k, name in enumerate(ids):
+        if not isinstance(name, str | int):
+            raise InputError(
+                f"client_ids: the id of client {k} is a {type(name).__name__}, expected a string or integer"
+            )
+        if seen.setdefault(name, k) != k:
+            raise InputError(f"client_ids: clients {seen[name]} and {k} have the same id {name!r}")
+    return ids
+
+
+def read_inputs(
+    method: str, specs: Sequence[RoundInput], given: Mapping[str, Any], ids: Sequence[ClientId]
+) -> tuple[dict[str, Any], Faults]:
+    """A round's inputs: arrays of those with an entry per client, the rest as it is; and which clients' are wrong.
+
+    The entries of clients at fault are NaN. Raises where an input is unknown, or missing, or wrong as a whole.
+    """
+    known = {spec.name: spec for spec in specs}
+    for unknown in given.keys() - known.keys():
+        raise TypeError(f"{method}: aggregate() takes no {unknown!r}{suggest(unknown, known)}")
+    found: dict[str, Any] = {}
+    faults: Faults = {}
+    for spec in specs:
+        value = given.get(spec.name)
+        if value is None:
+            if spec.required:
+                raise InputError(f"{method} needs {spec.name}" + (f": {spec.about}" if spec.about else ""))
+        elif not spec.per_client:
+            found[spec.name] = value
+        else:
+            found[spec.name], wrong = _read_per_client(spec, value, ids)
+            if wrong and not spec.from_clients:
+                raise InputError(next(iter(wrong.values())))
+            faults |= {k: reason for k, reason in wrong.items() if k not in faults}
+    return found, faults
+
+
+def bad_clients(faults: Faults, ids: Sequence[ClientId] | None) -> BadClientError:
+    """The error about these clients"""
+    named = [f"{client_name(k, ids)}: {reason}" for k, reason in faults.items()]
+    return BadClientError("; ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else ""), faults)
+
+
+def _read_per_client(spec: RoundInput, value: Any, ids: Sequence[ClientId]) -> tuple[np.ndarray, Faults]:
+    """The entries of all clients in one array; those of clients at fault are NaN"""
+    K, axis = len(ids), spec.client_axis
+    given = _by_client(spec.name, value, ids, axis)
+    array = _all_at_once(given)
+    if array is not None and array.ndim and array.shape[axis] == K and spec.is_good(np.moveaxis(array, axis, 0)):
+        return array, {}
+    entries = _entries(spec, given, K)
+    usual = Counter(entry.shape for entry in entries if entry is not None).most_common(1)
+    shape = usual[0][0] if usual else ()
+    faults: Faults = {}
+    for k, entry in enumerate(entries):
+        if entry is None or not spec.is_good(entry[None]):
+            faults[k] = f"its entry in {spec.name} is {_shown(value, k, ids, axis)}, expected {spec.expects()}"
+        elif entry.shape != shape:
+            count = entry.size if entry.ndim < 2 else entry.shape
+            faults[k] = f"its entry in {spec.name} has {count} numbers, most clients have {int(np.prod(shape))}"
+    blank = np.full(shape, np.nan)
+    good = [blank if entry is None or k in faults else entry for k, entry in enumerate(entries)]
+    return np.stack(good, axis=axis), faults
+
+
+def _all_at_once(given: Any) -> np.ndarray | None:
+    try:
+        return float64(given)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _by_client(name: str, given: Any, ids: Sequence[ClientId], axis: int = 0) -> Any:
+    """What was given by client id as a list in the order of the ids; anything else as it is"""
+    if not isinstance(given, Mapping):
+        return list(given) if isinstance(given, Iterator) else given
+    for client in ids:
+        if client not in given:
+            raise InputError(f"{name}: there is none for client {client!r}")
+    for unknown in given.keys() - set(ids):
+        raise InputError(f"{name}: {unknown!r} is not a client{suggest(str(unknown), map(str, ids))}")
+    values = [given[client] for client in ids]
+    return values if axis == 0 else np.stack([_numbers(name, value, len(ids)) for value in values], axis=axis)
+
+
+def _entries(spec: RoundInput, given: Any, K: int) -> list[np.ndarray | None]:
+    """The clients' entries, as numbers; None where one is no number. Raises where there are not K of them."""
+    if isinstance(given, torch.Tensor | np.ndarray) or spec.client_axis != 0:
+        array = _numbers(spec.name, given, K)
+        if array.ndim == 0 or array.shape[spec.client_axis] != K:
+            raise InputError(f"{spec.name} have shape {array.shape}, expected one for each of the {K} clients")
+        return list(np.moveaxis(array, spec.client_axis, 0))
+    try:
+        values = list(given)
+    except TypeError as error:
+        raise InputError(f"{spec.name}: expected one for each of the {K} clients ({error})") from error
+    if len(values) != K:
+        raise InputError(f"{spec.name} have shape ({len(values)},), expected one for each of the {K} clients")
+    return [_number_or_none(value) for value in values]
+
+
+def _numbers(name: str, given: Any, K: int) -> np.ndarray:
+    try:
+        return float64(given)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name}: expected numbers, one entry for each of the {K} clients ({error})") from error
+
+
+def _number_or_none(value: Any) -> np.ndarray | None:
+    """A number, or several, that somebody else sent"""
+    if value is None or isinstance(value, bool | str | bytes):
+        return None
+    try:
+        return float64(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _shown(given: Any, k: int, ids: Sequence[ClientId], axis: int = 0) -> str:
+    """A client's entry for a message"""
+    if isinstance(given, Mapping):
+        value = given[ids[k]]
+    elif isinstance(given, torch.Tensor | np.ndarray):
+        value = np.moveaxis(float64(given), axis, 0)[k].tolist()
+    else:
+        value = list(given)[k]
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def require_global(global_sd: StateDict | None) -> StateDict:
+    if global_sd is None:
+        raise InputError("the global model is None; a Gram needs the model the clients started from")
+    return global_sd

@@ -1,0 +1,76 @@
+"""The three kernels on a table of models: gram, mix, gram_mix, by whichever backend serves the table's device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fastagg._engine import backends, nonfinite
+from fastagg._engine.gram import Gram
+from fastagg._engine.outputs import allocate, check_out, finish, list_of
+from fastagg._engine.result import Result
+from fastagg._engine.table import Out, Table
+
+
+def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
+    layout = table.layout
+    matrix = backends.choose(table.device, backend).gram(table, layout.gram_layer, len(layout.layers), layerwise)
+    return _gram(table, layerwise, matrix)
+
+
+def mix_of(
+    table: Table, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None, check: bool = False,
+    blame: Table | None = None,
+) -> list[Result]:  # fmt: skip
+    """weights [S, M, K] float64; row [T] says which of the S each tensor takes.
+
+    check   raise where a client is not finite; blame is the table whose clients are looked at then, if another
+    """
+    tensors, outs = _outputs(table, weights.shape[1], out)
+    marks = nonfinite.marks(table, check)
+    backends.choose(table.device, backend).mix(table, _tensor(weights), row, tensors, marks)
+    nonfinite.check_outputs(blame or table, marks)
+    return [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def gram_mix_of(
+    table: Table, layerwise: bool, weights, row: np.ndarray, out: Out = None, *, backend: str | None = None,
+    check: bool = False,
+) -> tuple[Gram, list[Result]]:  # fmt: skip
+    layout = table.layout
+    tensors, outs = _outputs(table, weights.shape[1], out)
+    marks = nonfinite.marks(table, check)
+    matrix = backends.choose(table.device, backend).gram_mix(
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
+    )
+    nonfinite.check_outputs(table, marks)
+    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def _tensor(weights) -> torch.Tensor:
+    """An array as a tensor where it is: torch.as_tensor would move it to torch's default device"""
+    return weights if isinstance(weights, torch.Tensor) else torch.from_numpy(np.asarray(weights))
+
+
+def rows(table: Table, layerwise: bool) -> np.ndarray:
+    """Which row of the weights each tensor takes: its layer's, or the only one. [T]"""
+    return table.layout.layer if layerwise else np.zeros(table.T, dtype=np.int32)
+
+
+def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
+    numel = torch.from_numpy(table.layout.layer_numel)
+    if layerwise:
+        return Gram(matrix, numel, table.layout.layers)
+    return Gram(matrix[0], numel.sum())
+
+
+def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:
+    if out is None:
+        return allocate(table, M), [None] * M
+    outs = list_of(out)
+    return check_out(table, outs, M), outs
+
+
+def dots_of(table: Table, left: list[torch.Tensor]) -> torch.Tensor:
+    """<left, w_k> for every client: [K]"""
+    return backends.choose(table.device).dots(table, [left], rows(table, False), 1)[0, 0]

@@ -1,0 +1,313 @@
+"""A simulated training, round by round: choose clients, train them, aggregate, evaluate."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import fastagg
+from fastagg._engine.distributed.peers import Peers
+from fastagg.sim import attack, data, models, partition, ranks
+from fastagg.sim.config import Config
+from fastagg.sim.train import Job, Trainer, Update, outcomes
+
+# What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
+# that a run that is continued draws what an undisturbed one would have drawn.
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
+KINDS = ("labels", "steps", "proxy")  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+
+
+class Simulation:
+    """The state of a run, and its next round. One model for all, one for each client, or one for each cluster.
+
+    peers   the processes that share the work; each has this object, and all models
+    """
+
+    def __init__(self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None) -> None:
+        self.options, self.peers = options, peers
+        o = options
+        self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
+        self.parts = partition.make(
+            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
+            classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
+            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
+        )  # fmt: skip
+        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
+        head = models.head_of(self.module)
+        labels = torch.from_numpy(self.parts.labels)
+        self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
+        by_role = {"module": self.module, "head": head, "progress": False}
+        own = {name: by_role[role] for name, role in o.options_of_the_model(*by_role).items()}
+        self.server: Any = o.aggregator_class(**(own | o.options))
+        if peers is not None:
+            ranks.check(o, self.server, dict.fromkeys(self.supplied()))
+            self.server.group = peers.group
+        self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
+        self.round = 0
+        self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
+        self.model_of = [0] * o.clients  # which of the models each client has
+        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients that keep something: FedDyn's corrections
+        self.server_memory: dict[str, torch.Tensor] | None = None
+
+    @property
+    def personal(self) -> bool:
+        return self.server.produces != "global"
+
+    def next_round(self) -> dict[str, Any]:
+        """Trains and aggregates once; returns what is recorded of it"""
+        o, r = self.options, self.round + 1
+        clock = Clock()
+        asked = self.chosen(r)
+        present = [k for k in asked if self.draw(DROPOUT, r, k).random() >= o.dropout] or asked[:1]
+        lr = o.lr * o.lr_decay ** (r - 1)
+        jobs = [self.job(r, k) for k in present]
+        with clock("train"):
+            updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
+                self.peers, jobs, lambda some: self.trained(r, some, lr)
+            )  # fmt: skip
+        with clock("aggregate"):
+            result, before = self.aggregate(present, updates)
+        self.round = r
+        if not self.first:
+            return {"round": r}
+        here = [i for i, k in enumerate(present) if k not in getattr(result, "dropped", ())]
+        present, updates = [present[i] for i in here], [updates[i] for i in here]  # what is recorded is of these
+        record = {
+            "round": r, "lr": lr, "clients": present, "lost": sorted(set(asked) - set(present)),
+            "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
+        }  # fmt: skip
+        with clock("evaluate"):
+            record |= self.observed(result, before, updates, here) | self.evaluated()
+        return record | {"seconds": clock.seconds}
+
+    @property
+    def first(self) -> bool:
+        """This process evaluates and records"""
+        return self.peers is None or self.peers.rank == 0
+
+    def trained(self, r: int, jobs: list[Job], lr: float) -> list[Update]:
+        updates = self.trainer.train(jobs, lr)
+        if self.attackers:
+            updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
+            attack.check_size(update.state for update in updates)
+        return updates
+
+    def chosen(self, r: int) -> list[int]:
+        """The clients asked in round r"""
+        o = self.options
+        count = max(1, round(o.participation * o.clients))
+        if o.selection == "random":
+            return sorted(self.draw(SELECTION, r).choice(o.clients, count, replace=False).tolist())
+        windows = -(
+            -o.clients // count
+        )  # all clients take part before one does again, in an order drawn anew each time
+        order = self.draw(SELECTION, (r - 1) // windows).permutation(o.clients)
+        at = (r - 1) % windows * count
+        return sorted(order[at : at + count].tolist())
+
+    def draw(self, *purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.options.seed, *purpose])
+
+    def job(self, r: int, k: int) -> Job:
+        o, rng = self.options, self.draw(STRAGGLING, r, k)
+        late = rng.random() < o.stragglers and o.epochs > 1
+        epochs = int(rng.integers(1, o.epochs)) if late else o.epochs
+        return Job(
+            client=k, start=self.models[self.model_of[k]], indices=self.parts.train[k],
+            seed=int(self.draw(BATCHES, r, k).integers(2**31)), epochs=epochs,
+            class_dist=self.parts.counts[k] if o.wdr else None, correction=self.memory.get(k),
+        )  # fmt: skip
+
+    def sent(self, r: int, job: Job, update: Update) -> Update:
+        """What the server gets of a client, which may be malicious"""
+        if job.client not in self.attackers:
+            return update
+        o, params = self.options, [name for name, _ in self.module.named_parameters()]
+        rng = self.draw(NOISE, r, job.client)
+        return replace(update, state=attack.apply(o.attack, job.start, update.state, params, o.attack_strength, rng))
+
+    def sizes(self, clients: list[int]) -> list[int]:
+        return [len(self.parts.train[k]) for k in clients]
+
+    def aggregate(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The method's result, and the model that updates are measured from"""
+        if self.server.produces == "clusters":
+            return self.aggregate_clusters(present, updates)
+        starts = [self.models[self.model_of[k]] for k in present]
+        with warnings.catch_warnings():  # those who have not trained yet have one model together
+            warnings.filterwarnings("ignore", ".* are the same tensors")
+            before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
+        result = self.merged(before, present, updates, self.round_inputs(present, updates))
+        if self.personal:
+            if len(self.models) == 1:  # from now on each client has its own
+                self.models, self.model_of = self.models * self.options.clients, list(range(self.options.clients))
+            for k, model in zip(present, result, strict=True):
+                if model is not None:  # a client that was dropped keeps its model
+                    self.models[k] = dict(model)
+        else:
+            self.models = [dict(result)]
+        if self.options.algorithm == "feddyn":
+            self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
+            kept = [u.state for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+            self.models = [self.corrected(dict(result), before, kept)]
+        return result, before
+
+    def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Each cluster on its own, from its own model; a cluster may come out as two"""
+        result, before = None, self.models[self.model_of[present[0]]]
+        for number in sorted({self.model_of[k] for k in present}):
+            here = [i for i, k in enumerate(present) if self.model_of[k] == number]
+            ids, model = [present[i] for i in here], self.models[number]
+            result = self.merged(model, ids, [updates[i] for i in here], {})
+            for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
+                place = number if n == 0 else len(self.models)
+                self.models[place:] = [dict(new), *self.models[place + 1 :]]
+                for k in members:
+                    self.model_of[k] = place
+        return (result if len(self.models) == 1 else None), before
+
+    def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
+        plain = self.options.algorithm == "feddyn" and self.options.method == "fedavg"  # FedDyn's mean has no weights
+        sizes = [1] * len(ids) if plain else self.sizes(ids)
+        if self.peers is not None:
+            return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
+        return self.server.aggregate(before, [u.state for u in updates], sizes, client_ids=ids, **info)
+
+    def supplied(self) -> list[str]:
+        """The inputs of a round that the method requires, all of which the simulator has to supply"""
+        needed = [spec for spec in self.server.round_inputs if spec.required]
+        for spec in needed:
+            if spec.kind not in KINDS:
+                raise ValueError(f"sim: {self.options.method} needs {spec.name}, which the simulator does not have")
+        return [spec.name for spec in needed]
+
+    def round_inputs(self, present: list[int], updates: list[Update]) -> dict[str, Any]:
+        """What the method requires besides models and sizes"""
+        needed = self.supplied()
+        kinds = {spec.name: spec.kind for spec in self.server.round_inputs if spec.name in needed}
+        return {name: self.supply(kind, present, updates) for name, kind in kinds.items()}
+
+    def supply(self, kind: str, present: list[int], updates: list[Update]) -> Any:
+        if kind == "labels":
+            return self.parts.counts[present]
+        if kind == "steps":
+            return [u.steps for u in updates]
+        if not len(self.parts.proxy):
+            raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
+        rows = torch.from_numpy(self.parts.proxy)
+        return [(self.data.x[rows], self.data.y[rows])]
+
+    def corrected(
+        self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """FedDyn's server: h -= mu / K sum_k (w_k - w); the new model is the method's result - h / mu"""
+        mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
+        mean = fastagg.fedavg(None, states)
+        h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
+        share = len(states) / self.options.clients
+        self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
+        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
+
+    def observed(
+        self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
+    ) -> dict[str, Any]:
+        """What the round's Gram tells of the clients that were not dropped; methods that have none get one for this"""
+        if result is None:  # several clusters: there is no common model to measure from
+            return {"weights": None, "norms": None, "coherence": None, "gamma": None}
+        gram = getattr(result, "gram", None)
+        if gram is None:
+            gram = fastagg.gram(before, [u.state for u in updates], params=self.module)
+        gram = gram.model().present()
+        weights = getattr(result, "weights", None)
+        weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
+        weights = None if weights is None else weights[here]
+        seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
+        record = {
+            "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
+            "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),
+        }  # fmt: skip
+        if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
+            record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
+        return record
+
+    def evaluated(self) -> dict[str, Any]:
+        """On the whole test set where there is one model, and on every client's share of it with the client's model"""
+        test, shares = self.data, self.parts.test
+        if len(self.models) == 1:
+            right, losses = outcomes(self.module, self.models[0], test.test_x, test.test_y)
+            own = [float(right[rows].mean()) for rows in shares if len(rows)]
+            return {"accuracy": float(right.mean()), "personal_accuracy": mean(own), "loss": float(losses.mean())}
+        own = []
+        for k, rows in enumerate(shares):
+            if len(rows):
+                rows = torch.from_numpy(rows)
+                right, _ = outcomes(self.module, self.models[self.model_of[k]], test.test_x[rows], test.test_y[rows])
+                own.append(float(right.mean()))
+        return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """To be called by all processes that share the work"""
+        server = self.server.state_dict()
+        return {
+            "round": self.round, "models": self.models if len(self.models) == 1 else list(self.models),
+            "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
+            "server_memory": self.server_memory,
+            "server": server if self.peers is None else ranks.whole_state(self.peers, server, self.models[0]),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        names = {"round", "models", "model_of", "memory", "server_memory", "server"}
+        for missing in names - (state.keys() if isinstance(state, dict) else set()):
+            raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
+        models, model_of, r = state["models"], state["model_of"], state["round"]
+        memory = {int(k): v for k, v in state["memory"].items()}
+        params = {name: self.models[0][name] for name, _ in self.module.named_parameters()}
+        kept = [*memory.values(), *([] if state["server_memory"] is None else [state["server_memory"]])]
+        if not models or not all(same_form(m, self.models[0]) for m in models):
+            raise ValueError("its models are not of the run's form")
+        if not all(same_form(h, params) for h in kept):
+            raise ValueError("what it remembers of clients is not of the model's form")
+        if len(model_of) != self.options.clients or not set(model_of) <= set(range(len(models))):
+            raise ValueError("it does not say which model each client has")
+        if not isinstance(r, int) or isinstance(r, bool) or r < 0:
+            raise ValueError(f"round={r!r}")
+        server = state["server"]
+        self.server.load_state_dict(
+            server if self.peers is None else ranks.part_of_state(self.peers, server, self.models[0])
+        )
+        self.round, self.models, self.model_of, self.memory = r, models, model_of, memory
+        self.server_memory = state["server_memory"]
+
+
+def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
+    """Whether both are tensors of the same names, shapes and dtypes"""
+    form = lambda sd: {key: (value.shape, value.dtype) for key, value in sd.items()}  # noqa: E731
+    return isinstance(a, dict) and all(isinstance(v, torch.Tensor) for v in a.values()) and form(a) == form(b)
+
+
+class Clock:
+    """Seconds by what they were spent on"""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
+
+
+def rounded(values: torch.Tensor, digits: int = 6) -> list:
+    return np.round(values.double().cpu().numpy(), digits).tolist()
+
+
+def mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
