@@ -132,7 +132,8 @@ def in_words(name: str, keys: list[str]) -> str:
     if not keys:
         return ""
     those, one = listed([repr(key) for key in keys]), len(keys) == 1
-    fault = f"{'key' if one else 'keys'} {those} {'has' if one else 'have'} values that are not finite (NaN or infinity)"
+    words = "values that are not finite (NaN or infinity)"
+    fault = f"{'key' if one else 'keys'} {those} {'has' if one else 'have'} {words}"
     return f"{name}: {fault}" if name else fault
 
 

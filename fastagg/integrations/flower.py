@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fastagg._engine.aggregator import Aggregator
-from fastagg._engine.table import InputError
+from fastagg import Aggregator, InputError
 from fastagg.integrations.flower_arrays import blank, pack, unpack, view
 from fastagg.integrations.flower_round import (
+    HasAggregator,
     Reply,
-    Served,
-    Server,
-    check_info,
-    check_model,
+    RoundServer,
+    check_booleans,
     check_size,
     not_finite,
     split_options,
@@ -40,23 +38,23 @@ if TYPE_CHECKING:
 __all__ = ["FastAgg", "FastAggLegacy", "pack", "unpack", "view"]
 
 
-class FastAgg(Served, FedAvg):
+class FastAgg(HasAggregator, FedAvg):
     """Flower's FedAvg with another aggregation: every method of fastagg, by its name and with its options.
 
-    method       a name that fastagg.methods() lists, or an aggregator made by fastagg.aggregator()
-    round_info   what the method takes each round besides models (fedlaw: {"proxy": loader}): a dict, or a function from
-                 the number of the round to one
-    options      FedAvg's own arguments (fraction_train, weighted_by_key, ...), and the method's
+    method         a name that fastagg.list_methods() lists, or an aggregator made by fastagg.aggregator()
+    round_inputs   what the method takes in each round besides models (fedlaw: {"proxy": loader}): a dict, or a function
+                   from the number of the round to one
+    options        FedAvg's own arguments (fraction_train, weighted_by_key, ...), and the method's
 
-    Nodes are told apart by their ids, so what a method remembers of a client follows it over rounds. Numbers that a
-    method wants of each client (class_dist, label_dist, local_steps, entropies, lengths) are read from the
-    MetricRecord of its reply, by that name, and are not averaged with the other metrics.
+    Nodes are told apart by their ids, so what a method remembers of a client follows it over rounds. Round inputs that
+    clients report themselves (class_dist, label_dist, local_steps, entropies, lengths) are read from the MetricRecord
+    of the reply, by that name, and are not averaged with the other metrics.
 
     Methods that give a model per client or per cluster send each node its own, for training and for evaluation; a
     node that has none yet gets the global model, which is then the plain average of the round's clients.
 
     A reply that cannot be used (another form, NaN, no num-examples, metrics unlike those of most others) raises an
-    InputError that names the node. With on_nonfinite="drop" it is left out with a warning, and a round that leaves
+    InputError that names the node. With on_bad_client="drop" it is left out with a warning, and a round that leaves
     nothing to aggregate keeps the former model: no client can end the server.
 
     A metric that is NaN or infinite is left out of the round's averages, together with its client's weight, and logged.
@@ -74,11 +72,11 @@ class FastAgg(Served, FedAvg):
         self,
         method: str | Aggregator = "fedavg",
         *,
-        round_info: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
+        round_inputs: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         theirs, ours = split_options(FedAvg, options)
-        self._server = Server(method, ours, round_info, blank, view)
+        self._server = RoundServer(method, ours, round_inputs, blank, view)
         super().__init__(**theirs)
 
     def configure_train(
@@ -106,21 +104,20 @@ class FastAgg(Served, FedAvg):
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         if not valid:
             return None, None
-        good, bad = self._server.select(_by_node(valid), self._read_model)
-        arrays, used, about = self._server.aggregate(server_round, good, bad)
+        arrays, used, about = self._server.aggregate(server_round, self._server.read(_by_node(valid), self._read_model))
         metrics = self._averaged(used, self.train_metrics_aggr_fn) or MetricRecord()
         metrics.update({f"fastagg-{name}": value for name, value in about.items()})
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         valid, _ = self._check_and_log_replies(replies, is_train=False, validate=False)
-        good, _ = self._server.select(_by_node(valid), self._read_metrics)
+        good = self._server.usable(self._server.read(_by_node(valid), self._read_metrics))
         return self._averaged(good, self.evaluate_metrics_aggr_fn)
 
     def _averaged(self, replies: list[Reply], average: Callable) -> MetricRecord | None:
         """Metrics are averaged over those clients whose own are finite. A function of the user's own gets the replies
         of clients with finite metrics only."""
-        told = set(self._server.asked) - {self.weighted_by_key}
+        told = set(self._server.client_inputs) - {self.weighted_by_key}
         kept, parts = [], {}  # of each client: metrics; names of metrics that the same clients have finite
         for reply in replies:
             [metrics] = reply.origin.metric_records.values()
@@ -140,21 +137,21 @@ class FastAgg(Served, FedAvg):
 
     def _read_metrics(self, node: int, content: RecordDict) -> Reply:
         if len(content.metric_records) != 1:
-            raise InputError(f"node {node}: its reply has {len(content.metric_records)} MetricRecords, expected one")
+            raise InputError(f"its reply has {len(content.metric_records)} MetricRecords, expected one")
         [metrics] = content.metric_records.values()
         if self.weighted_by_key not in metrics:
-            raise InputError(f"node {node}: its metrics have no {self.weighted_by_key!r}")
-        size = check_size(node, self.weighted_by_key, metrics[self.weighted_by_key])
+            raise InputError(f"its metrics have no {self.weighted_by_key!r}")
+        size = check_size(self.weighted_by_key, metrics[self.weighted_by_key])
         form = tuple(sorted((key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()))
-        info = {name: check_info(node, name, metrics[name]) for name in self._server.asked if name in metrics}
-        return Reply(node, content, size, form, info)
+        inputs = {name: metrics[name] for name in self._server.client_inputs if name in metrics}
+        return Reply(node, content, {}, size, form, inputs)
 
     def _read_model(self, node: int, content: RecordDict) -> Reply:
         reply = self._read_metrics(node, content)
         if len(content.array_records) != 1:
-            raise InputError(f"node {node}: its reply has {len(content.array_records)} ArrayRecords, expected one")
+            raise InputError(f"its reply has {len(content.array_records)} ArrayRecords, expected one")
         [arrays] = content.array_records.values()
-        reply.model = check_model(node, view(arrays, f"node {node}"), self._server.center)
+        reply.model = check_booleans(view(arrays, f"node {node}"))
         return reply
 
 

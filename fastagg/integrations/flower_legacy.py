@@ -8,15 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fastagg._engine.aggregator import Aggregator
-from fastagg._engine.table import InputError
+from fastagg import Aggregator, InputError
 from fastagg.integrations.flower_arrays import NUMPY, blank_npy, view_npy
 from fastagg.integrations.flower_round import (
+    HasAggregator,
     Reply,
-    Served,
-    Server,
-    check_info,
-    check_model,
+    RoundServer,
+    check_booleans,
     check_size,
     not_finite,
     split_options,
@@ -30,18 +28,18 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 
-class FastAgg(Served, FedAvg):
+class FastAgg(HasAggregator, FedAvg):
     """flwr.server.strategy.FedAvg with another aggregation: every method of fastagg, by its name and with its options.
 
-    method       a name that fastagg.methods() lists, or an aggregator made by fastagg.aggregator()
-    keys         names of the arrays that clients send, in their order, or the nn.Module whose state dict they are.
-                 Clients of this API send no names. Without them arrays are called "0", "1", ...: BatchNorm's statistics
-                 then count as parameters, and methods that weigh by layer see a single layer.
-    round_info   what the method takes each round besides models: a dict, or a function from the number of the round
-    options      FedAvg's own arguments (fraction_fit, ...), and the method's
+    method         a name that fastagg.list_methods() lists, or an aggregator made by fastagg.aggregator()
+    keys           names of the arrays that clients send, in their order, or the nn.Module whose state dict they are.
+                   Clients of this API send no names. Without them arrays are called "0", "1", ...: BatchNorm's
+                   statistics then count as parameters, and methods that weigh by layer see a single layer.
+    round_inputs   what the method takes in each round besides models: a dict, or a function from the round's number
+    options        FedAvg's own arguments (fraction_fit, ...), and the method's
 
-    Clients are told apart by their cid. What a method wants of each client is read from its metrics; a list, which this
-    API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON likewise. The functions that
+    Clients are told apart by their cid. Round inputs that clients report are read from their metrics; a list, which
+    this API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON too. The functions that
     average metrics get no client with a loss or metric that is NaN or infinite. All else is as in
     fastagg.integrations.flower.FastAgg, but for bfloat16: these clients send NumPy arrays, which have no such dtype.
     """
@@ -51,12 +49,12 @@ class FastAgg(Served, FedAvg):
         method: str | Aggregator = "fedavg",
         *,
         keys: Iterable[str] | nn.Module | None = None,
-        round_info: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
+        round_inputs: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         theirs, ours = split_options(FedAvg, options)
         self._keys = keys if keys is None else tuple(keys.state_dict() if isinstance(keys, nn.Module) else keys)
-        self._server = Server(method, ours, round_info, _blank, self._view)
+        self._server = RoundServer(method, ours, round_inputs, _blank, self._view)
         super().__init__(**theirs)
 
     def __repr__(self) -> str:
@@ -83,8 +81,8 @@ class FastAgg(Served, FedAvg):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         if not results or (failures and not self.accept_failures):
             return None, {}
-        good, bad = self._server.select([(client.cid, reply) for client, reply in results], self._read)
-        parameters, used, about = self._server.aggregate(server_round, good, bad)
+        replies = self._server.read([(client.cid, reply) for client, reply in results], self._read)
+        parameters, used, about = self._server.aggregate(server_round, replies)
         metrics: dict[str, Scalar] = {}
         if used and self.fit_metrics_aggregation_fn:
             whole = [r.origin for r in used if not not_finite(r.node, r.origin.metrics)]
@@ -98,10 +96,11 @@ class FastAgg(Served, FedAvg):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
-        good, _ = self._server.select(
+        read = self._server.read(
             [(client.cid, (client, reply)) for client, reply in results],
-            lambda cid, pair: Reply(cid, pair, check_size(cid, "num_examples", pair[1].num_examples)),
+            lambda cid, pair: Reply(cid, pair, {}, check_size("num_examples", pair[1].num_examples)),
         )
+        good = self._server.usable(read)
         told = [(reply, reply.origin[1]) for reply in good]
         good = [r for r, given in told if not not_finite(r.node, {**given.metrics, "EvaluateRes.loss": given.loss})]
         if not any(reply.size for reply in good):
@@ -109,15 +108,11 @@ class FastAgg(Served, FedAvg):
         return super().aggregate_evaluate(server_round, [reply.origin for reply in good], failures)
 
     def _read(self, cid: str, reply: FitRes) -> Reply:
-        size = check_size(cid, "num_examples", reply.num_examples)
-        info = {
-            name: check_info(cid, name, _number_or_list(cid, name, reply.metrics[name]))
-            for name in self._server.asked
-            if name in reply.metrics
-        }
-        form = tuple((name, len(value) if isinstance(value, list) else -1) for name, value in info.items())
-        model = check_model(cid, self._view(reply.parameters, f"node {cid}"), self._server.center)
-        return Reply(cid, reply, size, form, info, model)
+        size = check_size("num_examples", reply.num_examples)
+        asked = [name for name in self._server.client_inputs if name in reply.metrics]
+        inputs = {name: _number_or_list(name, reply.metrics[name]) for name in asked}
+        form = tuple((name, len(value) if isinstance(value, list) else -1) for name, value in inputs.items())
+        return Reply(cid, reply, check_booleans(self._view(reply.parameters, f"node {cid}")), size, form, inputs)
 
     def _view(self, parameters: Parameters, who: str = "a model") -> dict[str, Any]:
         if parameters.tensor_type != NUMPY:
@@ -132,10 +127,10 @@ def _blank(like: Mapping[str, Tensor]) -> Parameters:
     return Parameters([blank_npy(tensor.dtype, tuple(tensor.shape)) for tensor in like.values()], NUMPY)
 
 
-def _number_or_list(cid: str, name: str, value: Scalar) -> Any:
+def _number_or_list(name: str, value: Scalar) -> Any:
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"node {cid}: {name} is neither a number nor JSON: {error}") from None
+        raise InputError(f"{name} is neither a number nor JSON: {error}") from None

@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 import fastagg
+from fastagg import Aggregator, InputError, Result, Results
 from fastagg._engine import large_pages
-from fastagg._engine.aggregator import Aggregator
-from fastagg._engine.hints import prefix_hint
-from fastagg._engine.result import Result, Results
-from fastagg._engine.table import InputError
 
 LOG = logging.getLogger("fastagg")
 Model = dict[str, Tensor]
@@ -30,25 +27,28 @@ Model = dict[str, Tensor]
 
 @dataclass
 class Reply:
-    """What one client sent, read as far as that can be done without the others"""
+    """What one client sent, as far as it can be read without the others.
+
+    What is wrong with it stands in the place of its model: the aggregator's on_bad_client says what is done about it.
+    """
 
     node: Any
     origin: Any  # the reply as Flower has it
-    size: float
-    form: tuple = ()  # of its metrics: who differs from most cannot be averaged with them
-    info: dict[str, Any] = field(default_factory=dict)  # what the method wants to know of each client
-    model: Model = field(default_factory=dict)
+    model: Model | InputError
+    size: Any = None
+    form: tuple | None = None  # of its metrics: those that differ from most cannot be averaged with them
+    inputs: dict[str, Any] = field(default_factory=dict)  # what the client says for the method's round inputs
 
 
-class Server:
-    """A method, the global model its clients started from, and the models that belong to some of them only.
+class RoundServer:
+    """An aggregator, the global model its clients started from, and the models that belong to some of them only.
 
     blank   from a state dict to what Flower sends, in the same form, with memory for its numbers
     view    the state dict over that memory: what is written there is sent, without another copy
     """
 
     def __init__(
-        self, method: str | Aggregator, options: dict[str, Any], round_info: Any, blank: Callable, view: Callable
+        self, method: str | Aggregator, options: dict[str, Any], round_inputs: Any, blank: Callable, view: Callable
     ) -> None:
         if isinstance(method, Aggregator):
             if options:
@@ -56,51 +56,58 @@ class Server:
             self.aggregator = method
         else:
             self.aggregator = fastagg.aggregator(method, **options)
-        self.round_info, self.blank, self.view = round_info, blank, view
+        self.round_inputs, self.blank, self.view = round_inputs, blank, view
         self.center: Model | None = None
         self.models: dict[Any, Any] = {}  # client -> the model of its own, packed
         self.result: Result | Results | None = None
-        # logits are what the server remembers: not for a client to choose
-        self.asked = tuple(name for name in self.aggregator.per_client if name != "logits")
+        self.client_inputs = tuple(
+            spec.name for spec in self.aggregator.round_inputs if spec.per_client and spec.from_clients
+        )
 
     @property
     def drops(self) -> bool:
-        return self.aggregator.on_nonfinite == "drop"
+        return self.aggregator.on_bad_client == "drop"
 
     def start_of(self, node: Any) -> Any:
         """The packed model that a client starts from, None for the global one"""
-        if self.aggregator.gives == "clusters" and node not in self.models:  # CFL puts it into its first cluster
+        if self.aggregator.produces == "clusters" and node not in self.models:  # it will be put into the first cluster
             node = next((other for cluster in self.aggregator.clusters[:1] for other in cluster), node)
         return self.models.get(node)
 
-    def select(
-        self, replies: Iterable[tuple[Any, Any]], read: Callable[[Any, Any], Reply]
-    ) -> tuple[list[Reply], list[Any]]:
-        """The replies that can be used, and who sent the others; raises where bad ones are not to be dropped."""
-        good, bad, seen = [], [], set()
-        for node, reply in replies:
-            if node in seen:  # its first reply counts, so it is not one of the bad
-                self._leave_out(node, InputError(f"node {node}: it sent a second reply in this round"))
+    def read(self, replies: Iterable[tuple[Any, Any]], read: Callable[[Any, Any], Reply]) -> list[Reply]:
+        """All replies; those that cannot be used, or have metrics unlike those of most, have an error for a model"""
+        found: dict[Any, Reply] = {}
+        for node, origin in replies:
+            if node in found:  # its first reply counts
+                self.leave_out(InputError(f"node {node}: it sent a second reply in this round"))
                 continue
-            seen.add(node)
             try:
-                good.append(read(node, reply))
+                found[node] = read(node, origin)
             except InputError as error:
-                bad.append(self._leave_out(node, error))
-        [(common, _)] = Counter(reply.form for reply in good).most_common(1) or [((), 0)]
-        for reply in [reply for reply in good if reply.form != common]:
-            odd = ", ".join(sorted(name for name, _ in set(reply.form) ^ set(common)))
-            error = InputError(f"node {reply.node}: metrics {odd} are not as most clients send them")
-            bad.append(self._leave_out(reply.node, error))
-        return [reply for reply in good if reply.form == common], bad
+                found[node] = Reply(node, origin, InputError(str(error).removeprefix(f"node {node}: ")))
+        usual = Counter(reply.form for reply in found.values() if reply.form is not None).most_common(1)
+        for reply in found.values():
+            if reply.form is not None and reply.form != usual[0][0]:
+                odd = ", ".join(sorted(name for name, _ in set(reply.form) ^ set(usual[0][0])))
+                reply.model = InputError(f"metrics {odd} are not as most clients send them")
+        return list(found.values())
 
-    def _leave_out(self, node: Any, error: InputError) -> Any:
+    def usable(self, replies: Iterable[Reply]) -> list[Reply]:
+        """The replies without an error, where there is nothing to aggregate: of an evaluation"""
+        good = []
+        for reply in replies:
+            if isinstance(reply.model, InputError):
+                self.leave_out(InputError(f"node {reply.node}: {reply.model}"))
+            else:
+                good.append(reply)
+        return good
+
+    def leave_out(self, error: InputError) -> None:
         if not self.drops:
             raise error
         LOG.warning("%s; left out of this round", error)
-        return node
 
-    def aggregate(self, server_round: int, replies: list[Reply], bad: list[Any]) -> tuple[Any, list[Reply], dict]:
+    def aggregate(self, server_round: int, replies: list[Reply]) -> tuple[Any, list[Reply], dict[str, Any]]:
         """The new global model, packed (None: it stays as it was); the replies it is made of; and what to report."""
         if self.center is None and self.aggregator.needs_global:
             raise RuntimeError(
@@ -108,37 +115,38 @@ class Server:
             )
         model, used, weights, coherence = None, [], [], None
         try:
-            if replies:
-                info = self.round_info(server_round) if callable(self.round_info) else self.round_info or {}
-                model, mean, used = self._round(replies, info)
-                weights = _weights(mean, replies, used)
-                coherence = _coherence(self.result, weights)
+            inputs = self.round_inputs(server_round) if callable(self.round_inputs) else self.round_inputs or {}
+            model, mean, used = self._round(replies, inputs)
+            weights = _weights(mean, replies, used)
+            coherence = _coherence(self.result, weights)
         except InputError as error:
             if not self.drops:
                 raise
             LOG.error("round %d: %s; the model stays as it was", server_round, error)
         kept = {reply.node for reply in used}
-        gone = bad + [reply.node for reply in replies if reply.node not in kept]
-        about = {"clients": [reply.node for reply in used], "weights": weights, "dropped": gone}
+        about: dict[str, Any] = {
+            "clients": [reply.node for reply in used], "weights": weights,
+            "dropped": [reply.node for reply in replies if reply.node not in kept],
+        }  # fmt: skip
         return model, used, about if coherence is None else {**about, "coherence": coherence}
 
-    def _round(self, replies: list[Reply], info: Mapping[str, Any]) -> tuple[Any, Result, list[Reply]]:
-        gives = self.aggregator.gives
-        form = replies[0].model if self.center is None else self.center
+    def _round(self, replies: list[Reply], inputs: Mapping[str, Any]) -> tuple[Any, Result, list[Reply]]:
+        produces = self.aggregator.produces
+        form = self.center or next((r.model for r in replies if not isinstance(r.model, InputError)), {})
         record = self.blank(form)
-        if gives == "global":
+        if produces == "global":
             out = self.view(record)
             large_pages.ask_for(out.values())
-            self.result = self._call(self.center, replies, info, out)
-        elif gives == "personalised":
+            self.result = self._call(self.center, replies, inputs, out)
+        elif produces == "personalised":
             own = [self.blank(form) for _ in replies]
-            self.result = self._call(self.center, replies, info, [self.view(one) for one in own])
+            self.result = self._call(self.center, replies, inputs, [self.view(one) for one in own])
             pairs = zip(replies, self.result, own, strict=True)
             self.models.update((reply.node, one) for reply, model, one in pairs if model is not None)
         else:
-            self.result = self._by_cluster(replies, info)
+            self.result = self._by_cluster(replies, inputs)
         used = [reply for reply in replies if reply.node not in self.result.dropped]
-        if gives == "global":
+        if produces == "global":
             return record, self.result, used
         mean = fastagg.fedavg(
             self.center, [reply.model for reply in used], [reply.size for reply in used],
@@ -146,33 +154,35 @@ class Server:
         )  # fmt: skip
         return record, mean, used
 
-    def _call(self, center: Model | None, replies: list[Reply], info: Mapping, out: Any = None) -> Result | Results:
-        told = {name: [reply.info[name] for reply in replies] for name in replies[0].info}
+    def _call(self, center: Model | None, replies: list[Reply], inputs: Mapping, out: Any = None) -> Any:
+        given = [name for name in self.client_inputs if any(name in reply.inputs for reply in replies)]
+        told = {name: [reply.inputs.get(name) for reply in replies] for name in given}
+        sizes = [0 if isinstance(reply.model, InputError) else reply.size for reply in replies]
         return self.aggregator.aggregate(
-            center, [reply.model for reply in replies], [reply.size for reply in replies],
-            [reply.node for reply in replies], out=out, **{**info, **told},
+            center, [reply.model for reply in replies], sizes, [reply.node for reply in replies], out=out,
+            **{**inputs, **told},
         )  # fmt: skip
 
-    def _by_cluster(self, replies: list[Reply], info: Mapping[str, Any]) -> Results:
-        """CFL wants a call for each model that clients started from, with those clients"""
+    def _by_cluster(self, replies: list[Reply], inputs: Mapping[str, Any]) -> Results:
+        """A call for each model that clients started from, with those clients"""
         groups: dict[int, tuple[Any, list[Reply]]] = {}
         for reply in replies:
             start = self.start_of(reply.node)
             groups.setdefault(id(start), (start, []))[1].append(reply)
         several = Results()
-        several.clusters, several.dropped = [], []
+        several.clusters, several.dropped = [], {}
         for start, members in groups.values():
             try:
-                result = self._call(self.center if start is None else self.view(start), members, info)
+                result = self._call(self.center if start is None else self.view(start), members, inputs)
             except InputError as error:
                 if not self.drops:
                     raise
                 LOG.error("%s; this cluster's model stays as it was", error)
-                several.dropped += [reply.node for reply in members]
+                several.dropped |= {reply.node: str(error) for reply in members}
                 continue
             several += result
             several.clusters += result.clusters
-            several.dropped += result.dropped
+            several.dropped |= result.dropped
         if not several:
             raise InputError("no cluster has a client that can be used")
         owner = {node: m for m, cluster in enumerate(several.clusters) for node in cluster}
@@ -195,10 +205,10 @@ class Server:
         return record
 
 
-class Served:
-    """What the strategies of both APIs show of their server"""
+class HasAggregator:
+    """What the strategies of both APIs show of their aggregator"""
 
-    _server: Server
+    _server: RoundServer
 
     @property
     def aggregator(self) -> Aggregator:
@@ -215,19 +225,9 @@ def split_options(strategy: type, options: dict[str, Any]) -> tuple[dict[str, An
     return {k: v for k, v in options.items() if k in theirs}, {k: v for k, v in options.items() if k not in theirs}
 
 
-def check_size(node: Any, name: str, value: Any) -> float:
+def check_size(name: str, value: Any) -> float:
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-        raise InputError(f"node {node}: {name} is {reprlib.repr(value)}, expected a number >= 0")
-    return value
-
-
-def check_info(node: Any, name: str, value: Any) -> Any:
-    """What a client says of itself: a number or a list of them"""
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
-        check_size(node, name, number)
-    if name in ("local_steps", "label_dist") and not any(numbers):
-        raise InputError(f"node {node}: {name} is zero")
+        raise InputError(f"{name} is {reprlib.repr(value)}, expected a number >= 0")
     return value
 
 
@@ -247,19 +247,11 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, Real) or isinstance(value, Integral) or math.isfinite(value)
 
 
-def check_model(node: Any, model: Model, center: Model | None) -> Model:
-    """Keys, shapes and dtypes against the global model's, so that a misfit is one client's and not the round's"""
-    for key, like in (center or {}).items():
-        if key not in model:
-            raise InputError(f"node {node}: key {key!r} is missing{prefix_hint(model, center)}")
-        if model[key].dtype != like.dtype or model[key].shape != like.shape:
-            found, expected = ((x.dtype, tuple(x.shape)) for x in (model[key], like))
-            raise InputError(f"node {node}: key {key!r} is {found[0]} {found[1]}, expected {expected[0]} {expected[1]}")
+def check_booleans(model: Model) -> Model:
+    """Bytes that a client sent as booleans, and are none, are its fault"""
     for key, tensor in model.items():
         if tensor.dtype == torch.bool and (tensor.view(torch.uint8) > 1).any():
-            raise InputError(f"node {node}: key {key!r} has booleans that are neither 0 nor 1")
-        if center is not None and key not in center:
-            raise InputError(f"node {node}: key {key!r} is not in the global model")
+            raise InputError(f"key {key!r} has booleans that are neither 0 nor 1")
     return model
 
 

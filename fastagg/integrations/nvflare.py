@@ -33,17 +33,17 @@ import fastagg
 class FastAggAggregator(ModelAggregator):
     """Aggregates the models of a round with a fastagg method.
 
-    method               a name of fastagg.methods() that gives one global model
+    method               a name of fastagg.list_methods() that gives one global model
     options              the method's options, {"layerwise": True}: a dict of plain data, so that job export keeps them
-    on_nonfinite         clients with NaN or infinity, other keys, shapes or dtypes, or a weight that is no number:
+    on_bad_client        clients with NaN or infinity, other keys, shapes or dtypes, or a weight that is no number:
                          "raise" ends the job with an error that names client and key; "drop" leaves them out with a
                          warning, and keeps the former global model if nobody is left
     weight_key           where FLModel.meta says how much a client's data count. If no client has it, all count equally
     aggregation_weights  {client name: factor} on top of that, 1 for those not named
 
     The global model that adaptive methods compare with is the one sent to the clients, seen at the event
-    BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. What a method wants to know of each client (label_dist,
-    local_steps, entropies, lengths) is read from FLModel.meta under that name; override round_info() for the rest.
+    BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. Round inputs that clients report (label_dist, local_steps,
+    entropies, lengths) are read from FLModel.meta under that name; override round_inputs() for the others.
 
     FULL models and DIFFs are both aggregated, torch tensors and NumPy arrays, to the like. Where the method needs the
     global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare left on disk are
@@ -56,16 +56,16 @@ class FastAggAggregator(ModelAggregator):
         self,
         method: str = "fedavg",
         options: dict[str, Any] | None = None,
-        on_nonfinite: str = "raise",
+        on_bad_client: str = "raise",
         weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         aggregation_weights: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         # job export reads attributes of the arguments' names
-        self.method, self.options, self.on_nonfinite = method, options, on_nonfinite
+        self.method, self.options, self.on_bad_client = method, options, on_bad_client
         self.weight_key, self.aggregation_weights = weight_key, aggregation_weights
-        self._server = fastagg.aggregator(method, on_nonfinite=on_nonfinite, **(options or {}))
-        if self._server.gives != "global":
+        self._server = fastagg.aggregator(method, on_bad_client=on_bad_client, **(options or {}))
+        if self._server.produces != "global":
             raise ValueError(f"{method} gives several models; NVFlare's FedAvg sends one to all clients")
         for name, factor in (aggregation_weights or {}).items():
             if not _is_weight(factor):
@@ -75,8 +75,8 @@ class FastAggAggregator(ModelAggregator):
         self._warned = False
         self.reset_stats()
 
-    def round_info(self) -> dict[str, Any]:
-        """What the method takes each round besides models and what clients say: FedLAW's proxy. For subclasses."""
+    def round_inputs(self) -> dict[str, Any]:
+        """The method's round inputs that clients do not report: FedLAW's proxy. For subclasses."""
         return {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -110,22 +110,28 @@ class FastAggAggregator(ModelAggregator):
 
     def _aggregate(self) -> FLModel:
         self._models = dict(sorted(self._models.items()))  # the order of arrival must not show
-        self._leave_out({
-            name: "its params are no dict of names and tensors"
-            for name, model in self._models.items() if not _is_dict(model.params)
-        })  # fmt: skip
-        types = Counter(model.params_type for model in self._models.values())
+        usable = {name: model for name, model in self._models.items() if _is_dict(model.params)}
+        types = Counter(model.params_type for model in usable.values())
         kind = types.most_common(1)[0][0] if types else ParamsType.FULL
-        self._leave_out({
+        faults = dict.fromkeys(self._models.keys() - usable.keys(), "its params are no dict of names and tensors")
+        faults |= {
             name: f"it sent {model.params_type}, others {kind}"
-            for name, model in self._models.items() if model.params_type != kind
-        })  # fmt: skip
-        sizes, info = self._sizes(), self._told()
-        sizes = {name: sizes[name] for name in self._models}
-        params, result = self._params(kind, sizes, info)
-        if params is None:
-            params = self._unchanged(kind)
-        meta = self._describe(result) if result is not None else {"fastagg_weights": {}}
+            for name, model in usable.items() if model.params_type != kind
+        }  # fmt: skip
+        sizes = self._sizes()
+        params, result = None, None
+        try:
+            if not self._models:
+                raise fastagg.InputError("no client sent a model")
+            params, result = self._params(kind, faults, sizes)
+        except fastagg.InputError as error:
+            if self.on_bad_client == "raise":
+                raise
+            self.error(f"{self.method}: {error}; the model stays as it was")
+            self._dropped += self._models
+            self._models = {}
+        params = self._unchanged(kind) if params is None else params
+        meta = {"fastagg_weights": {}} if result is None else self._describe(result)
         meta["fastagg_dropped"] = sorted(self._dropped)
         meta["metrics_aggregation_info"] = {  # lets NVFlare 2.9 list every site's metrics, as with its own aggregation
             "metric_source": "client_reported_flmodel_metrics",
@@ -142,122 +148,81 @@ class FastAggAggregator(ModelAggregator):
             meta=meta,
         )
 
-    def _leave_out(self, faults: Mapping[str, str]) -> None:
-        """Clients that cannot take part, and why"""
-        if not faults:
-            return
-        text = "; ".join(f"client {name!r}: {why}" for name, why in faults.items())
-        if self.on_nonfinite == "raise":
-            raise fastagg.InputError(text)
-        self.warning(f"{self.method}: {text}; left out of this round")
-        for name in faults:
-            del self._models[name]
-        self._dropped += faults
-
-    def _sizes(self) -> dict[str, float]:
-        """How much each client counts, by what it says and the factors given"""
+    def _sizes(self) -> dict[str, Any]:
+        """How much each client counts, by what it says and the factors given; what is no number stays as it is"""
         said = {name: (model.meta or {}).get(self.weight_key) for name, model in self._models.items()}
         if said and all(value is None for value in said.values()):
             if not self._warned:
                 self.warning(f"no client says {self.weight_key!r} in its meta: all count equally")
             self._warned = True
             said = dict.fromkeys(said, 1.0)
-        faults = {name: f"{self.weight_key} is {value!r}" for name, value in said.items() if not _is_weight(value)}
-        self._leave_out({name: f"{fault}, expected a number >= 0" for name, fault in faults.items()})
         factors = self.aggregation_weights or {}
-        return {name: min(float(said[name]) * factors.get(name, 1.0), 1e300) for name in self._models}
+        return {
+            name: min(float(value) * factors.get(name, 1.0), 1e300) if _is_weight(value) else value
+            for name, value in said.items()
+        }
 
-    def _told(self) -> dict[str, dict[str, np.ndarray]]:
-        """What the clients say of themselves that the method wants to know: name of it -> client -> numbers.
-        Not logits: those are the server's memory."""
-        told = {}
-        for what in sorted(set(self._server.per_client) - {"logits"}):
-            said = {name: (model.meta or {}).get(what) for name, model in self._models.items()}
-            if all(value is None for value in said.values()):
-                continue
-            told[what] = {name: _numbers(value) for name, value in said.items()}
-            shapes = Counter(x.shape for x in told[what].values() if x is not None)
-            usual = shapes.most_common(1)[0][0] if shapes else ()
-            some = what in ("local_steps", "label_dist")  # methods refuse a client with nothing but zeros there
-            bad = [n for n, x in told[what].items() if x is None or x.shape != usual or (some and not x.any())]
-            expected = "numbers >= 0, not all 0" if some else "numbers >= 0"
-            self._leave_out({name: f"{what} is {said[name]!r}, expected {expected}, as others have" for name in bad})
-        return told
+    def _client_inputs(self, names: list[str]) -> dict[str, list[Any]]:
+        """What clients say of themselves for the round inputs that the method takes of them"""
+        inputs = {}
+        for spec in self._server.round_inputs:
+            if spec.per_client and spec.from_clients:
+                said = [(self._models[name].meta or {}).get(spec.name) for name in names]
+                if any(value is not None for value in said):
+                    inputs[spec.name] = said
+        return inputs
 
-    def _params(self, kind: ParamsType, sizes: dict, told: dict) -> tuple[dict[str, Any] | None, Any]:
-        """The aggregated params, and a Result that says how; None when no client is left"""
-        if not self._models:
-            if self.on_nonfinite == "raise":
-                raise fastagg.InputError("no client sent a model")
-            return None, None
-        reference = self._reference()
-        wrong = {name: sorted(set(model.params) ^ set(reference)) for name, model in self._models.items()}
-        wrong = {
-            name: f"key {keys[0]!r} is {'missing' if keys[0] in reference else 'not in the model it is compared with'}"
-            + fastagg._engine.table.prefix_hint(self._models[name].params, reference)
-            for name, keys in wrong.items() if keys
-        }  # fmt: skip
-        if wrong:
-            self._leave_out(wrong)
-            return self._params(kind, sizes, told)
-        on_disk = any(_is_lazy(value) for model in self._models.values() for value in model.params.values())
-        # without a need for the global model, weights do not depend on the models: keys can be mixed one by one
-        one_by_one = on_disk and not self._server.needs_global and self._server.params is None
-        parts = [[key] for key in reference] if one_by_one else [list(reference)]
+    def _params(self, kind: ParamsType, faults: dict[str, str], sizes: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """The aggregated params, and a Result that says how"""
+        names = list(self._models)
+        reference = self._reference([name for name in names if name not in faults])
+        whole = [self._models[name].params for name in names if name not in faults]
+        on_disk = any(_is_lazy(value) for params in whole for value in params.values())
+        # where weights do not depend on the models, keys can be mixed one by one
+        free = self._server.reads == "weights" and not self._server.needs_global and self._server.params is None
+        keys = [[key] for key in reference] if on_disk and free else [list(reference)]
         if on_disk:
-            self.info(f"tensors are on disk: read {'one key at a time' if one_by_one else 'all at once'}")
+            self.info(f"tensors are on disk: read {'one key at a time' if free else 'all at once'}")
         params: dict[str, Any] = {}
-        for keys in parts:
-            part = {key: _loaded(reference[key]) for key in keys}
-            clients = {name: {key: _loaded(model.params[key]) for key in keys} for name, model in self._models.items()}
-            misfits = {name: why for name, sd in clients.items() if (why := _misfit(part, sd))}
-            if misfits:
-                self._leave_out(misfits)
-                return self._params(kind, sizes, told)
-            info = {what: np.stack([said[name] for name in clients]) for what, said in told.items()}
-            try:
-                result = self._round(kind, part, clients, [sizes[name] for name in clients], info | self.round_info())
-            except fastagg.InputError as error:
-                if self.on_nonfinite == "raise":
-                    raise
-                self.error(f"{self.method}: {error}; the model stays as it was")
-                self._dropped += self._models
-                self._models = {}
-                return None, None
+        for some in keys:
+            part = {key: _loaded(reference[key]) for key in some}
+            clients = [
+                fastagg.InputError(faults[name]) if name in faults
+                else _loaded_part(self._models[name].params, some, reference)
+                for name in names
+            ]  # fmt: skip
+            result = self._round(kind, part, clients, [sizes[name] for name in names], names)
             params.update(result)
-            self._dropped += result.dropped
-            if result.dropped:
-                for name in result.dropped:
-                    del self._models[name]
-                if len(parts) > 1:  # keys before this one were mixed with those clients
-                    return self._params(kind, sizes, told)
-        result.names = list(clients)
+            new = {name: why for name, why in result.dropped.items() if name not in faults}
+            if new and len(keys) > 1 and params.keys() != part.keys():  # keys before this one were mixed with these
+                return self._params(kind, faults | new, sizes)
+            faults = faults | new
+        self._dropped += faults
+        for name in faults:
+            del self._models[name]
+        result.names = names
         return params, result
 
-    def _reference(self) -> dict[str, Any]:
-        """What clients are compared with: the global model, of the keys that most of them sent"""
+    def _round(self, kind: ParamsType, part: dict, clients: list, sizes: list, names: list[str]) -> Any:
+        inputs = self._client_inputs(names) | self.round_inputs()
+        if kind == ParamsType.FULL or not self._server.needs_global:  # a weighted mean: of the updates as of the models
+            return self._server.aggregate(part, clients, sizes, names, **inputs)
+        center = {key: _widened(value) for key, value in part.items()}
+        moved = [sd if isinstance(sd, fastagg.InputError) else _moved(part, center, sd) for sd in clients]
+        result = self._server.aggregate(center, moved, sizes, names, **inputs)
+        return _changed(result, center, part)
+
+    def _reference(self, names: list[str]) -> dict[str, Any]:
+        """What clients are compared with: the global model, of the keys that most of these clients sent"""
         if self._global is None:
             if self._server.needs_global:
                 raise fastagg.InputError(
                     f"{self.method} needs the global model, and this controller fires no BEFORE_TRAIN_TASK"
                 )
-            return next(iter(self._models.values())).params
-        sent = Counter(key for model in self._models.values() for key in model.params)
-        known = {key: value for key, value in self._global.items() if 2 * sent[key] > len(self._models)}
+            return dict(next((self._models[name].params for name in names), {}))
+        sent = Counter(key for name in names for key in self._models[name].params)
+        known = {key: value for key, value in self._global.items() if 2 * sent[key] > len(names)}
         return known or dict(self._global)
-
-    def _round(self, kind: ParamsType, part: dict, clients: dict[str, dict], sizes: list[float], info: dict) -> Any:
-        names, models = list(clients), list(clients.values())
-        if not self._server.needs_global:  # a weighted mean: of the updates as of the models
-            return self._server.aggregate(None, models, sizes, names, **info)
-        if kind == ParamsType.FULL:
-            return self._server.aggregate(part, models, sizes, names, **info)
-        center = {key: _widened(value) for key, value in part.items()}
-        moved = [{key: center[key] + _widened(value) for key, value in sd.items()} for sd in models]
-        result = self._server.aggregate(center, moved, sizes, names, **info)
-        for key, like in models[0].items():
-            result[key] = _in_form(result[key] - center[key], like)
-        return result
 
     def _unchanged(self, kind: ParamsType) -> dict[str, Any]:
         """What leaves the global model as it is"""
@@ -271,7 +236,8 @@ class FastAggAggregator(ModelAggregator):
         """A result in plain data"""
         meta: dict[str, Any] = {"fastagg_weights": {}}
         if result.weights is not None:
-            meta["fastagg_weights"] = dict(zip(result.names, result.weights.movedim(-1, 0).tolist(), strict=True))
+            weights = dict(zip(result.names, result.weights.movedim(-1, 0).tolist(), strict=True))
+            meta["fastagg_weights"] = {name: w for name, w in weights.items() if name in self._models}
         if result.layers is not None:
             meta["fastagg_layers"] = list(result.layers)
         if result.gram is not None:
@@ -295,7 +261,7 @@ class FastAggAggregator(ModelAggregator):
                     mean.add(metrics, sizes[name], name, model.current_round)
                 except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
                     text = f"client {name!r}: its metrics cannot be averaged with the others': {error}"
-                    if self.on_nonfinite == "raise":
+                    if self.on_bad_client == "raise":
                         raise fastagg.InputError(text) from error
                     self.warning(f"{text}; this round has no metrics")
                     return None
@@ -324,27 +290,30 @@ def _loaded(value: Any) -> Any:
     return value.materialize() if _is_lazy(value) else value
 
 
-def _misfit(reference: dict, sd: dict) -> str:
-    """Why a client's tensors are not of the reference's form; nothing if they are"""
-    try:
-        fastagg._engine.table.build(reference, [sd])
-    except fastagg.InputError as error:
-        return str(error).removeprefix("client 0: ")
-    return ""
+def _loaded_part(params: Mapping[str, Any], some: list[str], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Some keys of a client's model, and those that are not in the reference: what is missing or too much shows"""
+    return {key: _loaded(value) for key, value in params.items() if key in some or key not in reference}
 
 
-def _numbers(value: Any) -> np.ndarray | None:
-    """A client's word as numbers >= 0; None if it is something else"""
-    try:
-        numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return numbers if np.isfinite(numbers).all() and (numbers >= 0).all() else None
+def _moved(part: dict, center: dict, sd: dict) -> dict:
+    """The global model plus an update of its form; what is of another form stays as it is, and will be named"""
+    fits = all(
+        key in part and (getattr(v, "shape", None), getattr(v, "dtype", None)) == (part[key].shape, part[key].dtype)
+        for key, v in sd.items()
+    )
+    return {key: center[key] + _widened(value) for key, value in sd.items()} if fits else sd
+
+
+def _changed(result: Any, center: dict, part: dict) -> Any:
+    """A result as an update of the global model, in its own form"""
+    for key, like in part.items():
+        result[key] = _in_form(result[key] - center[key], like)
+    return result
 
 
 def _widened(value: Any) -> torch.Tensor:
     """In float32 if it is a 16-bit format: a model plus an update would lose most of the update there"""
-    tensor = fastagg._engine.table.as_tensor(value, "the model", "")
+    tensor = fastagg.extend.as_tensor(value, "the model", "")
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
