@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fastagg._engine import atomic, core
+from fastagg._engine import core, saved
 from fastagg._engine.access import Memory
 from fastagg._engine.checks import check_choice, check_flag, check_integer, check_number, suggest  # noqa: F401  methods use them
 from fastagg._engine.cohort import Cohort, by_id, pick, restore
@@ -200,11 +200,11 @@ class Aggregator:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes state_dict() as a safetensors file: whole, or not at all"""
-        atomic.save(path, self.state_dict())
+        saved.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
         """Takes over what save() wrote; a file that is damaged or does not fit raises InputError and alters nothing."""
-        self.load_state_dict(atomic.load(path))
+        self.load_state_dict(saved.load(path))
 
     def check_state(self, state: Any, keys: Iterable[str]) -> None:
         if not isinstance(state, Mapping) or {"method", *keys} - set(state):
