@@ -76,11 +76,11 @@ class Temporary:
     """
 
     def __init__(self, target: Path) -> None:
-        self.target, self.mode = target, mode_of(target)
+        self.target, mode = target, mode_of(target)
         while True:
             self.path = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.part")
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            self.fd = os.open(self.path, flags, 0o666 if self.mode is None else 0o600)
+            self.fd = os.open(self.path, flags, 0o666 if mode is None else 0o600)
             self.ours = True
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,9 +90,10 @@ class Temporary:
             if good:
                 break
             self.discard()  # somebody who cleaned up locked it before us
-        if self.mode is None:
-            self.mode = stat.S_IMODE(os.fstat(self.fd).st_mode)  # what the umask allows
+        if mode is None:
+            mode = stat.S_IMODE(os.fstat(self.fd).st_mode)  # what the umask allows
             os.fchmod(self.fd, 0o600)
+        self.mode = mode
 
     def reopen(self) -> None:
         """.fd again, which may be closed while the file is mapped: there may be too few descriptors for all files"""

@@ -54,7 +54,7 @@ def prepare(path: str | os.PathLike, tree: Any, more: Mapping[str, str] | None =
 
 def _bytes(x: torch.Tensor) -> memoryview:
     x = x.contiguous()  # which leaves the odd strides of a single number, or none, as they are
-    return memoryview(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy())
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _entry(checksum: str) -> bytes:

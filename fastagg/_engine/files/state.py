@@ -45,7 +45,9 @@ class StateFile:
 
     def catch_up(self, model: MappedModel | None) -> bool:
         """Whether the model is one round ahead; then the state is completed, or an error where it is lost"""
-        said = model.metadata if model is not None else {}
+        if model is None:
+            return False
+        said = model.metadata
         ahead = said.get("fastagg.state")
         if ahead in (None, self.checksum) or said.get("fastagg.state_before") != self.checksum:
             return False
@@ -74,6 +76,7 @@ class StateFile:
         self.new, self.new_checksum = saved.prepare(self.path, tree, {"fastagg.round": str(self.round + 1)})
 
     def place(self) -> None:
+        assert self.new is not None  # prepare() has been called
         try:
             self.new.place()
         except OSError as error:

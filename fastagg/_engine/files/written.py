@@ -160,6 +160,7 @@ class ModelWriter:
         self.placed = []
 
     def _free_names(self, stem: str) -> list[str]:
+        names: list[str] = []
         for tag in ("", *(f"-{letter}" for letter in string.ascii_lowercase[1:])):
             names = [f"{stem}{tag}-{i:05}-of-{len(self.shards):05}.safetensors" for i in range(1, len(self.shards) + 1)]
             if not any(os.path.lexists(self.folder / name) for name in names):
