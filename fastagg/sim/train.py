@@ -137,7 +137,7 @@ class Trainer:
         """The clients' updates, in the order of the jobs"""
         check_number("local training", "lr", lr, 0, float("inf"), strict=True)
         for job in jobs:
-            self._check(job)
+            self._check_job(job)
         plans = [self._batches(job) for job in jobs]
         if self.batched and jobs:
             return self._train_batched(jobs, plans, lr)
@@ -233,7 +233,7 @@ class Trainer:
         batches = [order[i : i + size] for order in orders for i in range(0, len(order), size)]
         return [batch for batch in batches if len(batch) > 1] if self._norm else batches
 
-    def _check(self, job: Job) -> None:
+    def _check_job(self, job: Job) -> None:
         who = f"client {job.client}"
         check_integer(who, "epochs", job.epochs, 1)
         if {key: value.shape for key, value in job.start.items()} != self._shapes:
