@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fastagg._engine.table import InputError
+from fastagg._engine.checks import InputError
 
 
 class Lock:
