@@ -8,7 +8,7 @@
 #              under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
-# make lint    ruff and clang-format
+# make lint    ruff, basedpyright and clang-format
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
 PYTHON ?= python3
@@ -64,9 +64,11 @@ bench-integrations: $(VENV)/ready $(INTEGRATIONS:%=$(VENV)-%/ready)
 bench-compare: $(VENV)/ready
 	$(BIN)/python -m benchmarks.compare --base $(BASE)
 
-lint: $(VENV)/lint
+# The type checker reads what the package imports: it needs the package's environment
+lint: $(VENV)/lint $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
 format: $(VENV)/lint
@@ -94,7 +96,7 @@ $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
-build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*/*.py fastagg/*/*/*.py) $(VENV)/build
+build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*.pyi fastagg/*/*.py fastagg/*/*/*.py) $(VENV)/build
 	rm -rf build/wheel build/lib.* build/bdist.*
 	FASTAGG_CUDA=0 $(BUILD) wheel --no-build-isolation --no-deps -w build/wheel .
 	touch $@
@@ -103,8 +105,9 @@ $(VENV)/bench: $(VENV)/ready
 	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	touch $@
 
-$(VENV)/lint: constraints.txt | $(BIN)/python
-	$(PIP) install ruff==0.17.4 clang-format==23.1.3
+# basedpyright is pyright with all it needs in its wheel; tomli is read in the name of Python 3.10
+$(VENV)/lint: Makefile constraints.txt | $(BIN)/python
+	$(PIP) install ruff==0.17.4 clang-format==23.1.3 basedpyright==1.40.2 tomli==2.5.0
 	touch $@
 
 $(VENV)/build: build-requirements.txt | $(BIN)/python

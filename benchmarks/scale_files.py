@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastagg
-from fastagg._engine import atomic
+from fastagg._engine import saved
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 METHODS = {"fedavg": (), "fedawa, released": ("--opt", "variant=released"), "fedawa, paper": ()}
@@ -45,7 +45,7 @@ def write_model(path: Path, form: dict[str, torch.Size], dtype: torch.dtype, see
     block = (0.02 * torch.randn(BLOCK, generator=gen)).to(dtype)
     parts = [(name, dtype, shape) for name, shape in form.items()]
     with open(path, "wb") as file:
-        file.write(atomic.header(parts, {"format": "pt"}))
+        file.write(saved.header(parts, {"format": "pt"}))
         at = 0
         for _, _, shape in parts:
             left = shape.numel()

@@ -139,7 +139,7 @@ def the_simulator(group, rank, ranks):
             simulator.simulate(options, spread, dataset=digits, resume=True, peers=peers)
         dist.barrier(group)
         assert curve(alone) == curve(spread), method
-        saved = [fastagg._engine.atomic.load(where / "checkpoint.safetensors") for where in (alone, spread)]
+        saved = [fastagg._engine.saved.load(where / "checkpoint.safetensors") for where in (alone, spread)]
         assert same_state(*({k: v for k, v in state.items() if k != "models"} for state in saved))
         assert all(same_state(a, b) for a, b in zip(*(state["models"] for state in saved), strict=True))
     batched = from_dict(small | {"method": "fedavg", "batched": True})

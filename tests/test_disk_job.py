@@ -308,7 +308,7 @@ def test_numbers_by_client_and_sizes_in_words():
 def test_memory_stays_small_whatever_the_models_size(tmp_path):
     K, numel = 4, 16_000_000  # 64 MB each
     form = {f"layers.{i}.weight": torch.Size([numel // 8]) for i in range(8)}
-    header = fastagg._engine.atomic.header([(key, torch.float32, shape) for key, shape in form.items()], {})
+    header = fastagg._engine.saved.header([(key, torch.float32, shape) for key, shape in form.items()], {})
     for k, name in enumerate(("global", *(f"c{k}" for k in range(K)))):
         values = torch.arange(numel, dtype=torch.float32).mul_(1e-7).add_(k % 3)
         (tmp_path / f"{name}.safetensors").write_bytes(header + values.numpy().tobytes())

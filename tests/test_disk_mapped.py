@@ -16,7 +16,7 @@ from model_files import assert_same_model, write_raw, write_shards
 from safetensors.torch import load_file, save_file
 
 from fastagg import InputError
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import READABLE, open_model
 
@@ -256,12 +256,12 @@ def test_pages_are_let_go_and_nothing_else(tmp_path):
 
 def test_header_fills_up_to_a_length(tmp_path):
     parts = [("x", torch.float32, torch.Size([2]))]
-    header = atomic.header(parts, {"a": "b"}, 4096)
+    header = saved.header(parts, {"a": "b"}, 4096)
     assert len(header) == 4096
     (tmp_path / "x.safetensors").write_bytes(header + torch.ones(2).numpy().tobytes())
     assert torch.equal(load_file(tmp_path / "x.safetensors")["x"], torch.ones(2))
     with pytest.raises(ValueError, match="does not fit into 64"):
-        atomic.header(parts, {"a": "b"}, 64)
+        saved.header(parts, {"a": "b"}, 64)
 
 
 def test_shards_do_not_leave_their_folder_by_links(tmp_path):

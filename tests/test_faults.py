@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import faults
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg.sim import data
 from fastagg.sim.config import from_dict
 from fastagg.sim.run import simulate
@@ -94,9 +94,9 @@ def test_differences_are_found(whole, tmp_path):
         return faults.differences(whole, folder)
 
     def other_model(folder):
-        tree = atomic.load(folder / "checkpoint.safetensors")
+        tree = saved.load(folder / "checkpoint.safetensors")
         tree["models"][0] = {key: torch.nextafter(v, v + 1) for key, v in tree["models"][0].items()}
-        atomic.save(folder / "checkpoint.safetensors", tree)
+        saved.save(folder / "checkpoint.safetensors", tree)
 
     def other_metrics(folder):
         lines = (folder / "metrics.jsonl").read_text().splitlines()

@@ -33,7 +33,7 @@ from test_sim_data import write_cifar, write_idx
 from test_sim_report import fake
 
 import fastagg
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg._engine.aggregator import REGISTRY, Aggregator
 from fastagg._engine.files.mapped import open_model
 from fastagg.cli import main
@@ -203,10 +203,10 @@ TREE = {
 @cases(150, 1500, choice=st.data())
 def test_checkpoints(folder, choice):
     path = folder / "checkpoint.safetensors"
-    atomic.save(path, TREE)
+    saved.save(path, TREE)
     raw = path.read_bytes()
     path.write_bytes(choice.draw(damaged(raw) | odd_safetensors(raw)))
-    loads_or_refuses(lambda: atomic.load(path), path, fastagg.InputError)
+    loads_or_refuses(lambda: saved.load(path), path, fastagg.InputError)
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 from cohort import assert_unchanged, snapshot
 
 import fastagg
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg.cli import main
 from fastagg.sim import attack, compare, config, data
 from fastagg.sim.config import from_dict
@@ -126,7 +126,7 @@ def test_an_attacked_run_is_repeated_and_resumed_to_the_same_curve(kind, digits,
     simulate(run_of(**options), tmp_path / "a", dataset=digits)
     simulate(run_of(**options | {"rounds": 2}), tmp_path / "b", dataset=digits)
     simulate(run_of(**options), tmp_path / "b", dataset=digits, resume=True)
-    a, b = (atomic.load(tmp_path / x / "checkpoint.safetensors")["models"][0] for x in "ab")
+    a, b = (saved.load(tmp_path / x / "checkpoint.safetensors")["models"][0] for x in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
     left, right = (
         [{k: v for k, v in r.items() if "cosine" not in k} for r in curve(tmp_path / x)] for x in "ab"

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg.cli import main
 from fastagg.sim.command import plan
 from fastagg.sim.run import read_metrics
@@ -146,7 +146,7 @@ def without_line(path):
 
 def changed(**values):
     def change(path):
-        atomic.save(path, atomic.load(path) | values)
+        saved.save(path, saved.load(path) | values)
 
     return change
 

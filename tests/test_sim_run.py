@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg._engine import atomic
+from fastagg._engine import atomic, saved
 from fastagg.sim import config, data
 from fastagg.sim.config import Config, from_dict
 from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
@@ -38,7 +38,7 @@ def curve(folder):
 
 
 def model(folder):
-    return atomic.load(folder / "checkpoint.safetensors")["models"][0]
+    return saved.load(folder / "checkpoint.safetensors")["models"][0]
 
 
 METHODS = [m.name for m in fastagg.methods()] + list(config.ALIASES)
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_ends_like_an_undisturbed_one(options, digits, tmp_pa
         [{k: v for k, v in r.items() if "cosine" not in k} for r in curve(tmp_path / x)] for x in ("whole", "parts")
     ]
     assert same[0] == same[1]  # cosines are recorded at the middle and the end, which were others for the short one
-    a, b = (atomic.load(tmp_path / x / "checkpoint.safetensors") for x in ("whole", "parts"))
+    a, b = (saved.load(tmp_path / x / "checkpoint.safetensors") for x in ("whole", "parts"))
     for left, right in zip(a["models"], b["models"], strict=True):
         assert all(torch.equal(left[key], right[key]) for key in left)
 
@@ -270,7 +270,7 @@ def test_configuration_survives_its_file(tmp_path):
 def test_a_checkpoint_of_something_else(tmp_path):
     options = from_dict(SMALL | {"rounds": 1})
     simulate(options, tmp_path)
-    atomic.save(tmp_path / "checkpoint.safetensors", {"round": 1})
+    saved.save(tmp_path / "checkpoint.safetensors", {"round": 1})
     with pytest.raises(ValueError, match="it is not one of a run"):
         simulate(options, tmp_path, resume=True)
 
@@ -278,8 +278,8 @@ def test_a_checkpoint_of_something_else(tmp_path):
 def test_checkpoint_holds_trees(tmp_path):
     shared = torch.arange(6).reshape(2, 3)
     tree = {"a": [1, None, "x", 2.5, True], "b": {"t": shared, "u": shared.T, "empty": {}}, "c": torch.tensor(1.5)}
-    atomic.save(tmp_path / "x.safetensors", tree)
-    got = atomic.load(tmp_path / "x.safetensors")
+    saved.save(tmp_path / "x.safetensors", tree)
+    got = saved.load(tmp_path / "x.safetensors")
     assert got["a"] == tree["a"]
     assert torch.equal(got["b"]["u"], shared.T)
     assert got["b"]["empty"] == {}

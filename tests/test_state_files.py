@@ -18,7 +18,7 @@ from every_method import METHODS, OPTIONS, cohort, models, round_info
 from test_nonfinite import IDS, same
 
 import fastagg
-from fastagg._engine import atomic
+from fastagg._engine import atomic, saved
 
 REMEMBERS = OPTIONS | {"fedawa": {"variant": "released"}}
 
@@ -108,14 +108,14 @@ def test_a_failed_write_leaves_the_former_file(tmp_path, monkeypatch):
 
 def test_a_flipped_bit_is_found(tmp_path):
     path = tmp_path / "x"
-    atomic.save(path, {"x": torch.arange(3.0), "text": '"fastagg.sha256": "0', "n": 5})
+    saved.save(path, {"x": torch.arange(3.0), "text": '"fastagg.sha256": "0', "n": 5})
     content = path.read_bytes()
     for i in range(0, len(content), 3):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
         with pytest.raises(fastagg.InputError, match="x is not a file that fastagg saved, or is damaged"):
-            atomic.load(path)
+            saved.load(path)
     path.write_bytes(content)
-    assert atomic.load(path)["n"] == 5
+    assert saved.load(path)["n"] == 5
 
 
 def test_two_writers_and_a_reader(tmp_path):
@@ -125,7 +125,7 @@ def test_two_writers_and_a_reader(tmp_path):
     def save(value):
         try:
             for _ in range(30):
-                atomic.save(path, {"a": torch.full((5000,), value), "b": torch.full((5000,), value)})
+                saved.save(path, {"a": torch.full((5000,), value), "b": torch.full((5000,), value)})
         except BaseException as error:
             failed.append(error)
 
@@ -134,7 +134,7 @@ def test_two_writers_and_a_reader(tmp_path):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        found = atomic.load(path)
+        found = saved.load(path)
         assert torch.equal(found["a"], found["b"])
         assert len(found["a"].unique()) == 1
     for thread in threads:
@@ -148,16 +148,16 @@ def test_only_files_are_loaded(kind, tmp_path):
     path = tmp_path / "x"
     {"folder": path.mkdir, "fifo": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}[kind]()
     with pytest.raises(fastagg.InputError, match="x is not a regular file"):
-        atomic.load(path)
+        saved.load(path)
 
 
 def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
     gen = torch.Generator().manual_seed(0)
-    for dtype in atomic.DTYPES:
+    for dtype in saved.DTYPES:
         bits = torch.randint(0, 2 if dtype == torch.bool else 256, (48,), generator=gen, dtype=torch.uint8)
         x = bits.view(dtype)
-        atomic.save(tmp_path / "x", {"bool": torch.tensor(True), "x": x, "scalar": x[0], "none": x[:0], "part": x[::2]})
-        back = atomic.load(tmp_path / "x")
+        saved.save(tmp_path / "x", {"bool": torch.tensor(True), "x": x, "scalar": x[0], "none": x[:0], "part": x[::2]})
+        back = saved.load(tmp_path / "x")
         assert back["x"].dtype == dtype
         for name, expected in {"x": x, "scalar": x[0], "none": x[:0], "part": x[::2]}.items():
             assert back[name].shape == expected.shape
@@ -168,13 +168,13 @@ def test_every_dtype_is_written_as_the_library_reads_it(tmp_path):
 
 def test_a_dtype_that_does_not_fit_is_named(tmp_path):
     with pytest.raises(fastagg.InputError, match="complex128, which a safetensors file cannot hold"):
-        atomic.save(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
+        saved.save(tmp_path / "x", {"x": torch.zeros(2, dtype=torch.complex128)})
 
 
 def test_lazy_conjugates_and_negatives_keep_their_values(tmp_path):
     x = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
-    atomic.save(tmp_path / "x", {"conj": x.conj(), "neg": x.conj().imag})
-    back = atomic.load(tmp_path / "x")
+    saved.save(tmp_path / "x", {"conj": x.conj(), "neg": x.conj().imag})
+    back = saved.load(tmp_path / "x")
     assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
     assert back["neg"].tolist() == [-2.0, 4.0]
 

@@ -113,8 +113,8 @@ bool wants_streaming(const Table& t, const Mix& m) {
   return bytes * m.outputs > streaming_bytes;
 }
 
-// The Gram, and with it the mix when there is one.
-void run(const Table& t, const Gram& g, const Mix* m, int threads) {
+// The Gram, and in the same pass over the clients the mix, unless m is null.
+void gram_with_optional_mix(const Table& t, const Gram& g, const Mix* m, int threads) {
   const DefaultFloatEnvironment environment;
   const int64_t R = t.clients + 1;
   const Groups rows(R);
@@ -204,8 +204,8 @@ std::vector<int64_t> all_tensors(const Table& t) {
 
 }  // namespace
 
-void gram(const Table& t, const Gram& g, int threads) { run(t, g, nullptr, threads); }
-void gram_mix(const Table& t, const Gram& g, const Mix& m, int threads) { run(t, g, &m, threads); }
+void gram(const Table& t, const Gram& g, int threads) { gram_with_optional_mix(t, g, nullptr, threads); }
+void gram_mix(const Table& t, const Gram& g, const Mix& m, int threads) { gram_with_optional_mix(t, g, &m, threads); }
 
 void mix(const Table& t, const Mix& m, int threads) {
   // with many outputs a chunk is much work, and Ctrl-C is only looked for between two: smaller ones then

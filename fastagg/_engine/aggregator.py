@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from typing_extensions import dataclass_transform
 
-from fastagg._engine import atomic as saved
-from fastagg._engine import options, rounds
+from fastagg._engine import options, rounds, saved
 from fastagg._engine.access import Access
 from fastagg._engine.checks import InputError
 from fastagg._engine.cohort import Cohort

@@ -38,10 +38,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def check_number(method: str, option: str, value: Any, low: float, high: float, *, strict: bool = False) -> None:
     """A finite number in [low, high]; strict: above low"""
-    good = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < float("inf")
-    if not good or not low <= value <= high or (strict and value == low):
+    if not _is_number(value) or not abs(value) < float("inf") or not low <= value <= high or (strict and value == low):
         bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
         raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_integer(method: str, option: str, value: Any, low: int) -> None:

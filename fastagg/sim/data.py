@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ def digits() -> tuple[Images, Images]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError("digits come with scikit-learn: pip install '.[sim]' in a clone of fastagg") from error
-    bunch = load_digits()
+    bunch = cast(Any, load_digits())  # without types of its own
     pixels, labels = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.uint8)
     rng = np.random.default_rng(0)
     by_class = [rng.permutation(np.flatnonzero(labels == c)) for c in range(10)]
@@ -127,8 +128,9 @@ def find(name: str, data_dir: str | Path | None) -> list[Path]:
     looked = []
     for folder in folders:
         found = [next((folder / n for n in names if os.path.isfile(folder / n)), None) for names in source.files]
-        if None not in found:
-            return found
+        there = [path for path in found if path is not None]
+        if len(there) == len(found):
+            return there
         missing = [names[0] for names, path in zip(source.files, found, strict=True) if path is None]
         state = "" if os.path.isdir(folder) else " (no such folder)"
         looked.append(f"{folder}{state if not any(found) else ' (lacks ' + ', '.join(missing) + ')'}")

@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import run
@@ -96,7 +96,7 @@ def in_processes(todo: Todo, jobs: int, bar: Progress) -> None:
         for ours in working:
             at[ours] = give(ours, waiting)
         while at:
-            for ours in wait(list(at), timeout=1):
+            for ours in cast(list[Connection], wait(list(at), timeout=1)):
                 kind, value = received(ours, working[ours], at[ours])
                 if kind == "error":
                     raise value
@@ -202,7 +202,7 @@ class Progress:
         self.first = 0.0  # when the first round was made: from there on time is measured
         self.said = time.monotonic()
         self.wanted, self.bar = wanted and sys.stderr is not None, None
-        if self.wanted and sys.stderr.isatty():
+        if self.wanted and sys.stderr is not None and sys.stderr.isatty():
             from tqdm import tqdm
 
             # no rate: those of runs side by side add up, and would not be the rounds/s of a run in the report

@@ -12,7 +12,7 @@ The output layer is "fc" in all of them. No dropout: a seed decides everything. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -145,7 +145,7 @@ MODELS: dict[str, Callable[[Shape], nn.Module]] = {  # each gives the layers bef
 }
 
 
-def make(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
+def make(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
     """A new model for images of this shape (channels, height, width), in training mode.
 
     The seed decides its weights (torch's own initialisation); torch's global random numbers are left alone.
@@ -157,9 +157,11 @@ def make(name: str, shape: Shape, classes: int, seed: int) -> nn.Module:
         raise ValueError(f"model {name!r} cannot take images of shape {tuple(shape)}: {what}")
     if classes < 2:
         raise ValueError(f"classes={classes}; expected at least 2")
+    channels, height, width = shape
+    form: Shape = channels, height, width
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)  # of the CPU alone: no GPU's generator is touched
-        return Classifier(MODELS[name](shape), shape, classes)
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: no GPU's generator is touched
+        return Classifier(MODELS[name](form), form, classes)
 
 
 def head_of(model: nn.Module) -> str:

@@ -64,9 +64,8 @@ def described(groups: dict[str, list[Run]]) -> str:
             parts.append(f"{words} {say(name)}")
     parts.append(f"model {say('model')}")
     parts.append(f"{say('rounds')} rounds of {say('epochs')} local epochs at learning rate {say('lr')}")
-    seeds = sorted(
-        {run.summary.get("seed") for runs in groups.values() for run in runs if run.summary.get("seed") is not None}
-    )
+    said = [run.summary.get("seed") for runs in groups.values() for run in runs]
+    seeds = sorted({seed for seed in said if seed is not None})
     parts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'unknown'}")
     return "; ".join(parts) + "."
 

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import wraps
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,7 @@ try:
     import matplotlib
     from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_rgba
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError(
@@ -33,7 +34,7 @@ INK = "#1f2328"  # text and axes: the report's HTML replaces it by the colour of
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 COLOURS = (BLUE, VERMILLION, GREEN, "#CC79A7", ORANGE, "#56B4E9", INK)
 DASHES = ("-", "--", ":")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.15, "font.size": 10,
     "axes.titlesize": 10, "legend.frameon": False, "svg.hashsalt": "fastagg", "text.parse_math": False,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
@@ -128,8 +129,8 @@ def accuracy(groups: Groups, measure: str = "accuracy") -> Figure | None:
         return _curves(groups, value, f"{name} (%)")
     if not any(_finite(run, value) for runs in groups.values() for run in runs):
         return None
-    figure = Figure(figsize=(WIDTH, max(4.2, 0.3 * len(groups) + 1)), layout="constrained")
-    figure.get_layout_engine().set(wspace=0.06)
+    layout = ConstrainedLayoutEngine(wspace=0.06)
+    figure = Figure(figsize=(WIDTH, max(4.2, 0.3 * len(groups) + 1)), layout=layout)
     axes, ends = figure.subplots(1, 2, width_ratios=(2, 1))
     _lines(axes, groups, value)
     axes.set(ylabel=f"{name} (%)")
@@ -206,7 +207,14 @@ def _lines(axes: Axes, groups: Groups, value: Callable) -> dict[str, Any]:
     return lines
 
 
-def look(groups: Groups, label: str) -> dict[str, str]:
+class Look(TypedDict):
+    """Of a line, by matplotlib's names"""
+
+    color: str
+    ls: str
+
+
+def look(groups: Groups, label: str) -> Look:
     """The same colour and dash in every figure"""
     i = list(groups).index(label)
     return {"color": COLOURS[i % len(COLOURS)], "ls": DASHES[i // len(COLOURS) % len(DASHES)]}
@@ -318,6 +326,7 @@ def cosines(run: Run) -> Figure | None:
     figure = Figure(figsize=(WIDTH, (2.75 if same_clients else 2.4) * len(kinds) + 0.2), layout="constrained")
     panels = figure.subplots(len(kinds), len(rounds), squeeze=False)
     for (key, name), row in zip(kinds, panels, strict=True):
+        image = None
         for axes, m in zip(row, rounds, strict=True):
             _bare(axes)
             ids = np.array(m["clients"], int)
@@ -341,6 +350,7 @@ def cosines(run: Run) -> Figure | None:
                 _client_ticks(strip, ids[order], most=20)
             axes.tick_params(labelleft=False, left=False)
         ticks = [-1, -0.5, -0.1, 0, 0.1, 0.5, 1] if key == "cosine" else [0, 1]
+        assert image is not None  # there are rounds
         bar = figure.colorbar(image, ax=row, shrink=0.8, pad=0.02, ticks=ticks)
         bar.ax.set_yticklabels([f"{t:g}" for t in ticks] if key == "cosine" else ["lowest", "highest"])
         bar.set_label("cosine (square-root scale)" if key == "cosine" else "cosine, scaled in each panel")

@@ -287,9 +287,10 @@ def _accuracy(run: Run, by: str) -> float | None:
 
 
 def _spread(values: list[float | None]) -> tuple[float | None, float | None]:
-    if not values or any(v is None or not math.isfinite(v) for v in values):
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if not finite or len(finite) < len(values):
         return None, None
-    return mean(values), stdev(values) if len(values) > 1 else None
+    return mean(finite), stdev(finite) if len(finite) > 1 else None
 
 
 def percent(average: float | None, std: float | None) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from fastagg._engine import atomic
 from fastagg._engine.distributed.peers import Peers
+from fastagg._engine.saved import load, save
 from fastagg.sim import attack, config, data, report
 from fastagg.sim.config import Config
 from fastagg.sim.report import read_metrics
@@ -64,7 +65,7 @@ def _begin(
     resumed = resume and saved.exists()
     if resumed:
         try:
-            sim.load_state_dict(atomic.load(saved))
+            sim.load_state_dict(load(saved))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else error
             raise ValueError(f"{saved} cannot be continued ({what}); delete {out}, or name another folder") from error
@@ -109,7 +110,7 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
         facts["attackers"] = sim.attackers
         atomic.write_json(out / "partition.json", facts)
         append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())
-        atomic.save(saved, sim.state_dict())
+        save(saved, sim.state_dict())
 
     def conclude(**more: Any) -> dict[str, Any]:
         summary = {
@@ -129,7 +130,7 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
         while sim.round < options.rounds:
             record = sim.next_round()
             append(metrics, record)
-            atomic.save(saved, sim.state_dict())
+            save(saved, sim.state_dict())
             if on_round is not None:
                 on_round(record)
     except KeyboardInterrupt:

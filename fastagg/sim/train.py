@@ -20,7 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import (  # those with an underscore are missing from what its stubs export
+    Tensor,
+    _foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_sub,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_sub_,  # pyright: ignore[reportPrivateImportUsage]
+    nn,
+)
 from torch.func import functional_call, grad_and_value, vmap
 
 from fastagg import wdr_penalty
@@ -130,7 +137,7 @@ class Trainer:
         """The clients' updates, in the order of the jobs"""
         check_number("local training", "lr", lr, 0, float("inf"), strict=True)
         for job in jobs:
-            self._check(job)
+            self._check_job(job)
         plans = [self._batches(job) for job in jobs]
         if self.batched and jobs:
             return self._train_batched(jobs, plans, lr)
@@ -145,7 +152,8 @@ class Trainer:
     def _run(self, job: Job, plan: list[np.ndarray], lr: float, momentum: list[Tensor]) -> Tensor:
         """Steps of the module from the weights and momentum that it has; the sum of the samples' losses"""
         params = dict(self._model.named_parameters())
-        weights, pulls = list(params.values()), self._pulls([job], lambda tensors: tensors[0])
+        weights: list[Tensor] = list(params.values())
+        pulls = self._pulls([job], lambda tensors: tensors[0])
         total = self._x.new_zeros((), dtype=torch.float64)
         for batch in plan:
             indices = torch.from_numpy(batch)
@@ -225,7 +233,7 @@ class Trainer:
         batches = [order[i : i + size] for order in orders for i in range(0, len(order), size)]
         return [batch for batch in batches if len(batch) > 1] if self._norm else batches
 
-    def _check(self, job: Job) -> None:
+    def _check_job(self, job: Job) -> None:
         who = f"client {job.client}"
         check_integer(who, "epochs", job.epochs, 1)
         if {key: value.shape for key, value in job.start.items()} != self._shapes:
@@ -263,14 +271,14 @@ def step(
 ) -> None:  # fmt: skip
     """One step of SGD, in place; torch._foreach_ loops over the tensors in C++, torch.optim's step in Python"""
     if local.weight_decay:
-        torch._foreach_add_(grads, params, alpha=local.weight_decay)
+        _foreach_add_(grads, params, alpha=local.weight_decay)
     if start is not None:
-        torch._foreach_add_(grads, torch._foreach_sub(params, start), alpha=local.pull)
+        _foreach_add_(grads, _foreach_sub(params, start), alpha=local.pull)
     if correction is not None:
-        torch._foreach_sub_(grads, correction)
-    torch._foreach_mul_(momentum, local.momentum)
-    torch._foreach_add_(momentum, grads)
-    torch._foreach_add_(params, momentum, alpha=-lr)
+        _foreach_sub_(grads, correction)
+    _foreach_mul_(momentum, local.momentum)
+    _foreach_add_(momentum, grads)
+    _foreach_add_(params, momentum, alpha=-lr)
 
 
 def pad(batches: list[np.ndarray]) -> tuple[Tensor, Tensor]:

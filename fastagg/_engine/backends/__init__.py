@@ -5,16 +5,53 @@ from __future__ import annotations
 import importlib
 import warnings
 from functools import cache
-from types import ModuleType
+from typing import Protocol, cast
 
+import numpy as np
 import torch
 
 from fastagg._engine.backends import reference
+from fastagg._engine.table import Table
 
 NAMES = ("auto", "cpu", "cuda", "triton", "reference")
 # What "auto" tries before the reference, in this order, by the kind of device the tensors are on.
 PREFERENCE = {"cpu": ("cpu",), "cuda": ("cuda", "triton")}
 _chosen = "auto"
+
+
+class Backend(Protocol):
+    """A module with the kernels; reference.py says what each of them computes."""
+
+    __name__: str
+
+    def why_not(self, device: torch.device) -> str:
+        """Why it cannot serve tensors on this device; empty if it can"""
+        ...
+
+    def gram(self, table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch.Tensor: ...
+
+    def mix(
+        self,
+        table: Table,
+        weights: torch.Tensor,
+        row: np.ndarray,
+        out: list[list[torch.Tensor]],
+        not_finite: torch.Tensor | None = None,
+    ) -> None: ...
+
+    def gram_mix(
+        self,
+        table: Table,
+        layer: np.ndarray,
+        layers: int,
+        per_layer: bool,
+        weights: torch.Tensor,
+        row: np.ndarray,
+        out: list[list[torch.Tensor]],
+        not_finite: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor: ...
 
 
 def set_backend(name: str) -> None:
@@ -25,10 +62,10 @@ def set_backend(name: str) -> None:
 
 
 @cache
-def load(name: str) -> tuple[ModuleType | None, str]:
+def load(name: str) -> tuple[Backend | None, str]:
     """The module of a backend, loaded when it is first wanted, or None and why there is none."""
     try:
-        return importlib.import_module(f"fastagg._engine.backends.{name}"), ""
+        return cast(Backend, importlib.import_module(f"fastagg._engine.backends.{name}")), ""
     except ImportError as error:
         return None, str(error)
     except Exception as error:  # a broken installation of Triton must not keep others from serving
@@ -48,7 +85,7 @@ def why_not(name: str, device: torch.device) -> str:
     return why if module is None else module.why_not(device)
 
 
-def choose(device: torch.device, name: str | None = None) -> ModuleType:
+def choose(device: torch.device, name: str | None = None) -> Backend:
     name = _chosen if name is None else _known(name)
     if name == "auto":
         return _auto(device)
@@ -59,7 +96,7 @@ def choose(device: torch.device, name: str | None = None) -> ModuleType:
 
 
 @cache
-def _auto(device: torch.device) -> ModuleType:
+def _auto(device: torch.device) -> Backend:
     refused = []
     for name in PREFERENCE.get(device.type, ()):
         why = why_not(name, device)
@@ -73,8 +110,11 @@ def _auto(device: torch.device) -> ModuleType:
     return reference
 
 
-def _module(name: str) -> ModuleType:
-    return reference if name == "reference" else load(name)[0]
+def _module(name: str) -> Backend:
+    """Of a backend that why_not() says nothing against"""
+    module = reference if name == "reference" else load(name)[0]
+    assert module is not None
+    return module
 
 
 def availability() -> dict[str, str]:

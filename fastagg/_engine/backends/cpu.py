@@ -25,17 +25,24 @@ def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch
     return torch.from_numpy(out)
 
 
-def mix(table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]], not_finite=None) -> None:
+def mix(
+    table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     _cpu.mix(
-        *_inputs(table), _float64(weights), row, _addresses(out), _marks(table, not_finite), torch.get_num_threads()
-    )
+        *_inputs(table), _float64(weights), row, _addresses(out), _not_finite_array(table, not_finite),
+        torch.get_num_threads(),
+    )  # fmt: skip
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+def gram_mix(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]], not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     result = np.empty((layers if per_layer else 1, table.K + 1, table.K + 1))
     _cpu.gram_mix(
         *_inputs(table), table.center_address, layer, per_layer, result,
-        _float64(weights), row, _addresses(out), _marks(table, not_finite), torch.get_num_threads(),
+        _float64(weights), row, _addresses(out), _not_finite_array(table, not_finite), torch.get_num_threads(),
     )  # fmt: skip
     return torch.from_numpy(result)
 
@@ -54,7 +61,9 @@ def _addresses(tensors: list[list[torch.Tensor]]) -> np.ndarray:  # [M, T]
     return np.array([[t.data_ptr() for t in row] for row in tensors], dtype=np.int64).reshape(len(tensors), -1)
 
 
-def _marks(table: Table, not_finite: torch.Tensor | None) -> np.ndarray:
+def _not_finite_array(table: Table, not_finite: torch.Tensor | None) -> np.ndarray:
+    """Where the kernels mark tensors with results that are not finite, which they always do: the caller's array, or
+    one that nobody reads"""
     return np.zeros(table.T, np.uint8) if not_finite is None else not_finite.numpy()
 
 

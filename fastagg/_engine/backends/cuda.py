@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -40,14 +40,23 @@ class Mixing:
     not_finite: torch.Tensor | None
 
 
+class Form(NamedTuple):
+    """Of the row products of a call: a_rows times b_rows, of which a triangle says it all if both are the same rows"""
+
+    a_rows: int
+    b_rows: int
+    triangle: bool
+    tensor_cores: bool
+
+
 @dataclass
 class Call:
     """The structs of a call, and the device memory they point to, to be held until kernels are launched"""
 
-    rows: Any
-    mix: Any
-    mix_work: Any  # of what the mix kernel mixes
-    products_work: Callable[[int, int], Any]  # (first item, number of items) -> of row products
+    rows: _cuda.Rows
+    mix: _cuda.Mix
+    mix_work: _cuda.Work | None  # of what the mix kernel mixes
+    products_work: Callable[[int, int], _cuda.Work]  # (first item, number of items) -> of row products
     first_slot: int
     memory: list[torch.Tensor]
 
@@ -56,7 +65,11 @@ class Kernels:
     """gram, mix, gram_mix and dots by a native module: fastagg._cuda, or the emulated one of the tests"""
 
     def __init__(self, native: ModuleType, emulated: bool = False) -> None:
-        self.native, self.emulated = native, emulated
+        if TYPE_CHECKING:
+            self.native = _cuda  # all such modules have the functions of its stub
+        else:
+            self.native = native
+        self.emulated = emulated
         self.code_versions: dict[int, int] = {}  # by device
         assert native.chunk_elements == plan.CHUNK
 
@@ -100,18 +113,21 @@ class Kernels:
             call = self._call(table, table.client_address, Mixing(weights, row, out, not_finite), work, None)
             self._launch_mix(call, work, place)
 
-    def gram_mix(self, table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+    def gram_mix(
+        self, table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+        out: list[list[torch.Tensor]], not_finite: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         return self._gram(table, layer, layers, per_layer, Mixing(weights, row, out, not_finite))
 
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
         address = np.concatenate([table.client_address, plan.addresses(left)], axis=1)  # [T, K + M]
         group = np.where(plan.is_floating(table.layout), row, -1)
-        options = {"a_rows": len(left), "b_rows": table.K, "triangle": False, "tensor_cores": False}
-        work = self._work(table, group, rows, **options)
+        form = Form(a_rows=len(left), b_rows=table.K, triangle=False, tensor_cores=False)
+        work = self._work(table, group, rows, form)
         with current(table.device) as place:
             call = self._call(table, address, None, None, work)
             return self._products(
-                table, call, work, rows, self.native.Mix(), place, a_first=table.K, b_first=0, centred=False, **options
+                table, call, work, rows, self.native.Mix(), place, form, a_first=table.K, centred=False
             )
 
     def _gram(
@@ -120,25 +136,22 @@ class Kernels:
         R = table.K + 1
         tensor_cores = R > MOST_FMA_ROWS and self.tensor_cores(table.device)
         fused = not tensor_cores  # on tensor cores a mix on the way costs more than a read of its own
-        options = {"a_rows": R, "b_rows": R, "triangle": True, "tensor_cores": tensor_cores}
-        work, rest = self._work(table, layer, layers, **options), None
+        form = Form(a_rows=R, b_rows=R, triangle=True, tensor_cores=tensor_cores)
+        work, rest = self._work(table, layer, layers, form), None
         if mixing is not None:  # what is not mixed on the way
             rest = plan.work(table.layout, np.where((layer >= 0) & fused, -1, 0), 1, plan.MIX_ITEMS)
         with current(table.device) as place:
             call = self._call(table, plan.rows_with_center(table), mixing, rest, work)
             result = self._products(
-                table, call, work, layers, call.mix if fused else self.native.Mix(), place, want_total=not per_layer,
-                a_first=0, b_first=0, centred=True, **options,
+                table, call, work, layers, call.mix if fused else self.native.Mix(), place, form,
+                want_total=not per_layer, a_first=0, centred=True,
             )  # fmt: skip
             if rest is not None:
                 self._launch_mix(call, rest, place)
         return result
 
-    def _work(
-        self, table: Table, group: np.ndarray, groups: int, *, a_rows: int, b_rows: int, triangle: bool,
-        tensor_cores: bool,
-    ) -> plan.Work:  # fmt: skip
-        pairs, _ = self.native.shape(a_rows, b_rows, triangle, tensor_cores)
+    def _work(self, table: Table, group: np.ndarray, groups: int, form: Form) -> plan.Work:
+        pairs, _ = self.native.shape(*form)
         return plan.work(table.layout, group, groups, max(1, plan.PRODUCT_BLOCKS // pairs))
 
     def _call(
@@ -149,48 +162,51 @@ class Kernels:
         for tensors that are where they were in a former call."""
         layout, native, R = table.layout, self.native, address.shape[1]
         lists = [work for work in (mix, products) if work is not None]
-        row, to = (mixing.row, plan.addresses(mixing.out)) if mixing else (None, None)  # [T], [T, M]
-        key = layout, R, address.tobytes(), mix, products, mixing and row.tobytes(), mixing and to.tobytes()
+        key: tuple[Hashable, ...] = layout, R, address.tobytes(), mix, products
 
-        def arrays() -> list[np.ndarray]:
-            made = [address, plan.aligned(address), layout.numel, layout.codes]
-            made += [row.astype(np.int32), to, plan.aligned(address, to)] if mixing else []
+        def arrays(*mixed: np.ndarray) -> list[np.ndarray]:
+            made = [address, plan.aligned(address), layout.numel, layout.codes, *mixed]
             return made + [a for work in lists for a in (work.items, work.order, work.first_slot)]
 
-        if mixing:
-            memory, weights = plan.upload_with_weights(table.device, (key, arrays), mixing.weights)
+        if mixing is None:
+            [memory] = plan.upload(table.device, (key, arrays))
+            addresses, aligned, numel, codes, *more = (x.data_ptr() for x in memory)
+            rows, struct = native.Rows(address=addresses, aligned=aligned, rows=R), native.Mix()
         else:
-            [memory], weights = plan.upload(table.device, (key, arrays)), None
-        addresses, aligned, numel, codes, *more = (x.data_ptr() for x in memory)
-        rows, struct = native.Rows(address=addresses, aligned=aligned, rows=R), native.Mix()
-        if mixing:
-            row_, out, aligned, *more = more
+            row, to = mixing.row, plan.addresses(mixing.out)  # [T], [T, M]
+            key += row.tobytes(), to.tobytes()
+            wanted = key, lambda: arrays(row.astype(np.int32), to, plan.aligned(address, to))
+            memory, weights = plan.upload_with_weights(table.device, wanted, mixing.weights)
+            addresses, aligned, numel, codes, row_, out, out_aligned, *more = (x.data_ptr() for x in memory)
+            rows = native.Rows(address=addresses, aligned=aligned, rows=R)
             struct = native.Mix(
                 rows=rows, first=R - table.K, clients=table.K, weights=weights.data_ptr(), row=row_, out=out,
-                aligned=aligned, dtype=codes, outputs=len(mixing.out),
+                aligned=out_aligned, dtype=codes, outputs=len(mixing.out),
                 not_finite=0 if mixing.not_finite is None else mixing.not_finite.data_ptr(),
             )  # fmt: skip
+            memory = [*memory, weights]
 
-        def work_of(at: int) -> Callable[[int, int], Any]:
+        def work_of(at: int) -> Callable[[int, int], _cuda.Work]:
             items, order = more[at : at + 2]
             return lambda first, count: native.Work(items=items, first=first, count=count, order=order, numel=numel)
 
         return Call(
             rows, struct, work_of(0)(0, len(mix.items)) if mix is not None else None, work_of(len(more) - 3),
-            more[-1], [*memory, *([weights] if mixing else [])],
+            more[-1], memory,
         )  # fmt: skip
 
     def _launch_mix(self, call: Call, work: plan.Work, place: tuple[int, int]) -> None:
-        if len(work.items):
+        if call.mix_work is not None and len(work.items):
             self.native.mix(call.mix_work, call.mix, *place)
 
     def _products(
-        self, table: Table, call: Call, work: plan.Work, groups: int, mix: Any, place: tuple[int, int], *,
-        want_total: bool = False, a_rows: int, b_rows: int, triangle: bool, tensor_cores: bool, **options: Any,
+        self, table: Table, call: Call, work: plan.Work, groups: int, mix: _cuda.Mix, place: tuple[int, int],
+        form: Form, *, want_total: bool = False, a_first: int, centred: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Products of rows, [groups, a_rows, b_rows], or their sum over groups, [1, a_rows, b_rows]"""
         device, native = table.device, self.native
-        _, slices = native.shape(a_rows, b_rows, triangle, tensor_cores)
+        a_rows, b_rows, triangle, tensor_cores = form
+        _, slices = native.shape(*form)
 
         def matrices(n: int) -> torch.Tensor:
             return torch.empty(n, a_rows, b_rows, dtype=torch.float64, device=device)
@@ -198,17 +214,17 @@ class Kernels:
         partial, flags = matrices(work.slots * slices), torch.zeros(work.slots, dtype=torch.int32, device=device)
         for code, first, count in work.launches:
             native.products(
-                code, call.products_work(first, count), call.rows, a_rows=a_rows, b_rows=b_rows, triangle=triangle,
-                **options, partial=partial.data_ptr(), flags=flags.data_ptr(), mix=mix, tensor_cores=tensor_cores,
-                device=place[0], stream=place[1],
+                code, call.products_work(first, count), call.rows, a_first=a_first, a_rows=a_rows, b_first=0,
+                b_rows=b_rows, triangle=triangle, centred=centred, partial=partial.data_ptr(), flags=flags.data_ptr(),
+                mix=mix, tensor_cores=tensor_cores, device=place[0], stream=place[1],
             )  # fmt: skip
         by_group, total = matrices(groups), matrices(1) if want_total else None
         native.reduce(
             partial=partial.data_ptr(), first_slot=call.first_slot, groups=groups, slices=slices, a_rows=a_rows,
-            b_rows=b_rows, triangle=triangle, group=by_group.data_ptr(), total=total.data_ptr() if want_total else 0,
+            b_rows=b_rows, triangle=triangle, group=by_group.data_ptr(), total=0 if total is None else total.data_ptr(),
             device=place[0], stream=place[1],
         )  # fmt: skip
-        return total if want_total else by_group
+        return by_group if total is None else total
 
 
 try:

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ def _work(layout: Layout, group_bytes: bytes, groups: int, most: int) -> Work:
     ends = np.append(begins[1:], len(order))
     starts, counts, owner, code = [], [], [], []
     for begin, end in zip(begins, ends, strict=True):
-        at = np.arange(first_chunk[begin], first_chunk[end], run)
+        at = np.arange(int(first_chunk[begin]), int(first_chunk[end]), run)
         starts.append(at)
         counts.append(np.minimum(run, first_chunk[end] - at))
         owner.append(np.full(len(at), group[order[begin]]))
@@ -102,7 +101,7 @@ class _Resident:
     arrays: list[torch.Tensor]
     size: int  # in bytes
     stream: int  # that they were sent on
-    event: Any  # recorded behind the transfer; None: it was waited for
+    event: torch.cuda.Event | None  # recorded behind the transfer; None: it was waited for
     captured: bool = False  # a CUDA graph reads it: kept for good
 
 
@@ -142,21 +141,20 @@ def _send_all(device: torch.device, missing: list[Wanted]) -> None:
     stream, event = (torch.cuda.current_stream(device), _event()) if on_gpu else (None, None)
     if event is not None:
         event.record(stream)
-    elif on_gpu:
+    elif stream is not None:
         stream.synchronize()
     places = iter(starts)
     for (key, _), arrays in zip(missing, groups, strict=True):
         views = [_view(buffer, next(places), a) for a in arrays]
-        _residents[device, key] = _Resident(
-            views, sum(a.nbytes for a in arrays), stream.cuda_stream if on_gpu else 0, event
-        )
+        handle = 0 if stream is None else stream.cuda_stream
+        _residents[device, key] = _Resident(views, sum(a.nbytes for a in arrays), handle, event)
 
 
 def _view(buffer: torch.Tensor, start: int, array: np.ndarray) -> torch.Tensor:
     return buffer[start : start + array.nbytes].view(_TORCH[array.dtype.name]).view(array.shape)
 
 
-def _event() -> Any:
+def _event() -> torch.cuda.Event | None:
     """An event that CUDA graphs can wait for. Older torch has none: uploads are waited for at once then."""
     try:
         return torch.cuda.Event(external=True)

@@ -12,8 +12,13 @@ from fastagg._engine.table import FLOATING, Table
 CHUNK = 1 << 18  # elements of one tensor converted to float64 at a time
 
 
+def why_not(device: torch.device) -> str:
+    return ""
+
+
 def gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool) -> torch.Tensor:
     """Centred Gram of the rows [g, w_1 - g, ..., w_K - g]: [L, K+1, K+1], or [1, K+1, K+1] summed over layers."""
+    assert table.center is not None
     out = torch.zeros(layers, table.K + 1, table.K + 1, dtype=torch.float64, device=_device(table))
     for t in np.flatnonzero(layer >= 0):
         for g, w in _chunks(table.center[t], [client[t] for client in table.clients]):
@@ -48,7 +53,10 @@ def mix(
                 not_finite[t] |= ~torch.isfinite(target[t]).all()
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
+def gram_mix(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]], not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     mix(table, weights, row, out, not_finite)
     return gram(table, layer, layers, per_layer)
 

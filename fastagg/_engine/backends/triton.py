@@ -13,8 +13,9 @@ differently, gives the same bits.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +36,15 @@ _GROUPS = {
     64: {"STEP": 16, "PRECISION": "tf32x3", "num_warps": 8},
 }
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2]))  # older ones do not compile these kernels
+
+
+class Mixing(NamedTuple):
+    """What a call mixes: the arguments of mix"""
+
+    weights: torch.Tensor
+    row: np.ndarray
+    out: list[list[torch.Tensor]]
+    not_finite: torch.Tensor
 
 
 def why_not(device: torch.device) -> str:
@@ -61,13 +71,16 @@ def mix(
     table: Table, weights: torch.Tensor, row: np.ndarray, out: list[list[torch.Tensor]],
     not_finite: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    _mix_where(np.ones(table.T, bool), table, weights, row, out, _marks(table, not_finite))
+    _mix_where(np.ones(table.T, bool), table, Mixing(weights, row, out, _not_finite_tensor(table, not_finite)))
 
 
-def gram_mix(table, layer, layers, per_layer, weights, row, out, not_finite=None) -> torch.Tensor:
-    marks = _marks(table, not_finite)
-    _mix_where(layer < 0, table, weights, row, out, marks)
-    return _gram(table, layer, layers, per_layer, (weights, row, out, marks))
+def gram_mix(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]], not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    mixing = Mixing(weights, row, out, _not_finite_tensor(table, not_finite))
+    _mix_where(layer < 0, table, mixing)
+    return _gram(table, layer, layers, per_layer, mixing)
 
 
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
@@ -80,12 +93,12 @@ def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: in
     return out
 
 
-def _gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool, mixed: tuple | None) -> torch.Tensor:
+def _gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool, mixing: Mixing | None) -> torch.Tensor:
     R = table.K + 1
     group = 16 if R <= 16 else 32 if table.K <= 64 else 64
     pairs = [(a, b) for a in range(0, R, group) for b in range(0, a + 1, group)]
     parts = _empty(table, layers, R, R)
-    _multiply(table, plan.rows_with_center(table), layer, pairs, group, parts, (R, R), centred=True, mixed=mixed)
+    _multiply(table, plan.rows_with_center(table), layer, pairs, group, parts, (R, R), centred=True, mixing=mixing)
     if per_layer:
         return parts
     out = _empty(table, 1, R, R)
@@ -95,22 +108,22 @@ def _gram(table: Table, layer: np.ndarray, layers: int, per_layer: bool, mixed: 
 
 def _multiply(
     table: Table, address: np.ndarray, owner: np.ndarray, pairs: list[tuple[int, int]], group: int, out: torch.Tensor,
-    ends: tuple[int, int], *, centred: bool, mixed: tuple | None = None,
+    ends: tuple[int, int], *, centred: bool, mixing: Mixing | None = None,
 ) -> None:  # fmt: skip
     """out[o] = products of the rows at address [T, R] over the tensors with owner[t] == o. Mixes those too if told how.
 
     A pair is the first rows of two groups; rows from ends on are not wanted. out begins at row ends[0] - out.shape[1].
     """
-    layout, P, M = table.layout, len(pairs), len(mixed[2]) if mixed else 0
+    layout, P, M = table.layout, len(pairs), len(mixing.out) if mixing else 0
     work = plan.work(layout, owner, len(out), max(1, plan.PRODUCT_BLOCKS // P))
-    rows, numel, order, items, first_slot, pair, *mixing = _upload(table, address, work, mixed, pairs)
+    rows, numel, order, items, first_slot, pair, *to_mix = _upload(table, address, work, mixing, pairs)
     partial = _empty(table, work.slots, P, group, group)
     flags = torch.empty(work.slots, P, dtype=torch.int32, device=table.device)
-    mixing = mixing or [rows, order, partial, flags]  # not read: there are no outputs
-    args = rows, pair, numel, order, items, address.shape[1], P, partial, flags, *mixing, M
+    to_mix = to_mix or [rows, order, partial, flags]  # not read: there are no outputs
+    args = rows, pair, numel, order, items, address.shape[1], P, partial, flags, *to_mix, M
     usual = {"CENTRED": centred, "SAME": centred and P == 1, "GROUP": group, **_GROUPS[group]}
     for code, first, count in work.launches:
-        usual |= {"DTYPE": _POINTEE[code], "ALIGNED": _aligned((owner >= 0) & (layout.codes == code), address, mixed)}
+        usual |= {"DTYPE": _POINTEE[code], "ALIGNED": _aligned((owner >= 0) & (layout.codes == code), address, mixing)}
         wide, outputs = code == _F64, _outputs(M)
         _launch(table, kernels.products, (count, P), first, *args, WIDE=wide, AGAIN=False, OUTPUTS=outputs, **usual)
         if code not in (_F64, _F16):  # the squares of float16 stay in float32
@@ -120,49 +133,52 @@ def _multiply(
     _launch(table, kernels.add_slots, (P * 16, len(out)), *args, **usual)
 
 
-def _mix_where(
-    which: np.ndarray, table: Table, weights: torch.Tensor, row: np.ndarray, out: list, marks: torch.Tensor
-) -> None:
-    layout, M, address, mixed = table.layout, len(out), table.client_address, (weights, row, out, marks)
+def _mix_where(which: np.ndarray, table: Table, mixing: Mixing) -> None:
+    layout, M, address = table.layout, len(mixing.out), table.client_address
     work = plan.work(layout, np.where(which, 0, -1), 1, plan.MIX_ITEMS)
     if not work.launches:
         return
-    rows, numel, order, items, _, *mixing = _upload(table, address, work, mixed)
-    args = rows, numel, order, items, *mixing, table.K, M
+    rows, numel, order, items, _, *to_mix = _upload(table, address, work, mixing)
+    args = rows, numel, order, items, *to_mix, table.K, M
     for code, first, count in work.launches:
-        usual = {"DTYPE": _POINTEE[code], "ALIGNED": _aligned(which & (layout.codes == code), address, mixed)}
+        usual = {"DTYPE": _POINTEE[code], "ALIGNED": _aligned(which & (layout.codes == code), address, mixing)}
         warps = 4 if M == 1 else 8
         _launch(table, kernels.mix, (count,), first, *args, OUTPUTS=_outputs(M), num_warps=warps, **usual)
 
 
 def _upload(
-    table: Table, address: np.ndarray, work: plan.Work, mixed: tuple | None, pairs: list[tuple[int, int]] | None = None
+    table: Table,
+    address: np.ndarray,
+    work: plan.Work,
+    mixing: Mixing | None,
+    pairs: list[tuple[int, int]] | None = None,
 ) -> list[torch.Tensor]:
     """On the device: address, numel, order, items, first_slot, pairs if there are any, and if there is something to
-    mix: out [T, M], row [T], weights [S, M, K], marks [T]. Sent again only if tensors have moved or weights changed."""
-    weights, row, out, marks = mixed or (None, None, None, None)
-    to = plan.addresses(out) if mixed else None
-    key = table.layout, work, address.shape, address.tobytes(), pairs and tuple(pairs)
-    key += (row.tobytes(), to.tobytes()) if mixed else ()
+    mix: out [T, M], row [T], weights [S, M, K], not_finite [T]. They are sent again only if tensors have moved or
+    weights have changed."""
+    key: tuple[Hashable, ...] = table.layout, work, address.shape, address.tobytes(), tuple(pairs or ())
 
     def arrays() -> list[np.ndarray]:
         made = [address, table.layout.numel, work.order, work.items, work.first_slot]
-        made += [np.array(pairs, np.int32)] if pairs else []
-        return made + ([to, row.astype(np.int32)] if mixed else [])
+        return made + ([np.array(pairs, np.int32)] if pairs else [])
 
-    if not mixed:
+    if mixing is None:
         return plan.upload(table.device, (key, arrays))[0]
-    memory, weights = plan.upload_with_weights(table.device, (key, arrays), weights)
-    return [*memory, weights, marks]
+    row, to = mixing.row, plan.addresses(mixing.out)
+    key += row.tobytes(), to.tobytes()
+    wanted = key, lambda: [*arrays(), to, row.astype(np.int32)]
+    memory, weights = plan.upload_with_weights(table.device, wanted, mixing.weights)
+    return [*memory, weights, mixing.not_finite]
 
 
-def _marks(table: Table, not_finite: torch.Tensor | None) -> torch.Tensor:
-    """Kernels always mark; if nobody asked for it, marks that nobody reads"""
+def _not_finite_tensor(table: Table, not_finite: torch.Tensor | None) -> torch.Tensor:
+    """Where the kernels mark tensors with results that are not finite, which they always do: the caller's array, or
+    one that nobody reads"""
     return torch.empty(table.T, dtype=torch.uint8, device=table.device) if not_finite is None else not_finite
 
 
-def _aligned(which: np.ndarray, address: np.ndarray, mixed: tuple | None) -> bool:
-    return bool(plan.aligned(address, *([plan.addresses(mixed[2])] if mixed else []))[which].all())
+def _aligned(which: np.ndarray, address: np.ndarray, mixing: Mixing | None) -> bool:
+    return bool(plan.aligned(address, *([plan.addresses(mixing.out)] if mixing else []))[which].all())
 
 
 def _outputs(M: int) -> int:

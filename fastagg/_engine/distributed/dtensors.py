@@ -97,7 +97,9 @@ class DTensors:
 
     def restore(self, model: Result | None) -> None:
         """A result of shards becomes one of DTensors; with `out`, of those given"""
-        for key, form in self.forms.items() if model is not None else ():
+        if model is None:
+            return
+        for key, form in self.forms.items():
             _, given = self._given.get(id(model[key]), (None, None))
             model[key] = form.around(model[key]) if given is None else given
 

@@ -68,6 +68,7 @@ class Peers:
         if getattr(error, KNOWN, False):
             raise error
         self._meet(failed=error)
+        raise error  # never reached: a rank has failed, so that raises
 
     def share(self, error: Exception) -> NoReturn:
         """Raises what every rank raises at this point"""
@@ -115,7 +116,7 @@ class Peers:
         if any(status for status, _, _ in met):
             told = "" if failed is None else json.dumps([type(failed).__name__, str(failed)])
             said = [(r, *json.loads(text)) for r, text in enumerate(self.texts(told)) if text]
-            if len(said) == self.size and len({tuple(rest) for _, *rest in said}) == 1:
+            if failed is not None and len(said) == self.size and len({tuple(rest) for _, *rest in said}) == 1:
                 self.share(failed)  # all of them, with the same words
             error = self._named(said)
             setattr(error, KNOWN, True)
@@ -135,8 +136,8 @@ class Peers:
             values = [known.get(name, "nothing") for known in facts]
             other = next((r for r, value in enumerate(values) if value != values[0]), None)
             if other is not None:
-                break
-        return InputError(f"the ranks differ in {name}: {values[0]} on rank 0, {values[other]} on rank {other}")
+                return InputError(f"the ranks differ in {name}: {values[0]} on rank 0, {values[other]} on rank {other}")
+        raise AssertionError("the ranks do not differ")
 
 
 def digest(data: str | bytes) -> int:

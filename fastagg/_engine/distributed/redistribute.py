@@ -153,11 +153,12 @@ def distribute(
     peers = Peers(group)
     with peers.together():
         table, ids, amounts = _checked(global_sd, my_client_sds, client_ids, sizes, bucket_bytes)
-        layout = table.layout
+        layout, center = table.layout, table.center
+        assert center is not None
         form = {"keys": layout.keys, "shapes": layout.shapes, "dtypes": [str(dtype) for dtype in layout.dtypes]}
         facts = {"step": "distribute", "bucket_bytes": str(bucket_bytes), "exact": str(exact)}
         facts |= {f"the global model's {what}": brief(json.dumps(value)) for what, value in form.items()}
-        sums = zip(layout.keys, _checksums(table.center), strict=True)
+        sums = zip(layout.keys, _checksums(center), strict=True)
         peers.agree(facts | {f"the global model's values of {key!r}": f"checksum {n:x}" for key, n in sums})
         said = [json.loads(text) for text in peers.texts(json.dumps([len(my_client_sds), ids, amounts]))]
         counts, ids, amounts = [n for n, _, _ in said], _joined("client_ids", said, 1), _joined("sizes", said, 2)
@@ -166,12 +167,12 @@ def distribute(
         read_client_ids(ids, sum(counts))
         cut = Cut(layout, peers.size, exact)
         mine = [dict(zip(layout.keys, client, strict=True)) for client in table.clients[: len(my_client_sds)]]
-        center = dict(zip(layout.keys, table.center, strict=True))
-        clients = [_empty(cut, peers.rank, center) for n in counts[: peers.rank] for _ in range(n)]
+        model = dict(zip(layout.keys, center, strict=True))
+        clients = [_empty(cut, peers.rank, model) for n in counts[: peers.rank] for _ in range(n)]
         clients += [cut.part(peers.rank, client) for client in mine]
-        clients += [_empty(cut, peers.rank, center) for n in counts[peers.rank + 1 :] for _ in range(n)]
+        clients += [_empty(cut, peers.rank, model) for n in counts[peers.rank + 1 :] for _ in range(n)]
         as_numpy = frozenset(key for key, wanted in zip(layout.keys, table.as_numpy, strict=True) if wanted)
-        part = Part(cut.part(peers.rank, center), clients, amounts, ids, cut, peers, bucket_bytes, as_numpy)
+        part = Part(cut.part(peers.rank, model), clients, amounts, ids, cut, peers, bucket_bytes, as_numpy)
         sent = [n * cut.bytes(s) for r, n in enumerate(counts) for s in range(peers.size) if r != s]
         longest = max(sent, default=0)
         size = max(1, min(bucket_bytes // (2 * peers.size), longest))

@@ -19,14 +19,14 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fastagg._engine import atomic
+from fastagg._engine import saved
 from fastagg._engine.files import paging
 from fastagg._engine.regular import open_regular
 from fastagg._engine.table import DTYPE_CODE, InputError
 
 INDEX = ".safetensors.index.json"
 LONGEST_HEADER = 100_000_000  # bytes, the format's own limit
-READABLE = {name: dtype for dtype, name in atomic.DTYPES.items() if dtype in DTYPE_CODE}
+READABLE = {name: dtype for dtype, name in saved.DTYPES.items() if dtype in DTYPE_CODE}
 
 
 class MappedFile:

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
 
 import numpy as np
 
@@ -40,7 +41,8 @@ def mapped(fd: int, length: int, *, writable: bool = False) -> ctypes.Array:
     address = _libc.mmap(None, length, rights, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         raise _error("mmap")
-    memory = type("Mapping", (ctypes.c_char * length,), {}).from_address(address)
+    kind = cast(type[ctypes.Array], type("Mapping", (ctypes.c_char * length,), {}))
+    memory = kind.from_address(address)
     _mappings[address] = address + length
     weakref.finalize(memory, _unmap, address, length).atexit = False
     return memory

@@ -19,6 +19,7 @@ def numbers(result: FileResult) -> dict[str, Any]:
     """By client: the weight (the mean over layers, where they differ), the length of the update, its mean cosine with
     those of others; and the cosines of all who took part"""
     weights = result.weights if result.weights is not None else result.mixing
+    assert weights is not None
     facts: dict[str, Any] = {
         "method": result.method,
         "clients": result.clients,

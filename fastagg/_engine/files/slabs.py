@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,14 +53,17 @@ class Slab:
         )  # fmt: skip
 
 
-class Pieces(Sequence):
+class Pieces:
     """A slab of one model's tensors, each made when asked for: the native kernels want addresses only"""
 
-    def __init__(self, tensors: list[torch.Tensor], slab: Slab) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], slab: Slab) -> None:
         self.tensors, self.slab = tensors, slab
 
     def __len__(self) -> int:
         return len(self.slab.t)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[p] for p in range(len(self)))
 
     def __getitem__(self, p: int) -> torch.Tensor:
         begin = int(self.slab.begin[p])
@@ -105,12 +108,13 @@ class LayerSums:
         layout, R = table.layout, table.K + 1
         self.layout, self.layerwise, self.R, self.most = layout, layerwise, R, most
         if layerwise:
-            self._check(len(layout.layers))
+            self._require_memory(len(layout.layers))
         self.left = layout.layer_numel.copy()  # [L], elements that are still to come
         self.sums: dict[int, np.ndarray] = {}  # of layers that are begun, or wait for earlier ones
         self.total, self.next = np.zeros((R, R)), 0
 
-    def _check(self, layers: int) -> None:
+    def _require_memory(self, layers: int) -> None:
+        """Raises where the Grams of so many layers at once take more than is allowed"""
         needed = layers * self.R * self.R * 8
         if layers > 1 and needed > self.most:
             raise InputError(
@@ -141,7 +145,7 @@ class LayerSums:
     def add(self, layers: np.ndarray, matrices: torch.Tensor) -> None:
         for layer, matrix in zip(layers.tolist(), matrices.cpu().numpy(), strict=True):
             if layer not in self.sums:
-                self._check(len(self.sums) + 1)
+                self._require_memory(len(self.sums) + 1)
                 self.sums[layer] = np.zeros((self.R, self.R))
             self.sums[layer] += matrix
         while not self.layerwise and self.next < len(self.left) and not self.left[self.next]:

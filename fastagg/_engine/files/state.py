@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastagg._engine import atomic
+from fastagg._engine import atomic, saved
 from fastagg._engine.files.mapped import MappedModel
 from fastagg._engine.table import InputError
 
@@ -34,25 +34,27 @@ class StateFile:
         self.lock = atomic.Lock(path.with_name(path.name + ".lock"), "this state")
         self.new: atomic.Temporary | None = None
         try:
-            self.tree, metadata = atomic.read_saved(path)
+            self.tree, metadata = saved.read_saved(path)
         except FileNotFoundError:
             self.tree, metadata = None, {}
         except BaseException:
             self.lock.release()
             raise
-        self.checksum = metadata.get(atomic.CHECKSUM, "")
+        self.checksum = metadata.get(saved.CHECKSUM, "")
         self.round = _number(metadata)
 
     def catch_up(self, model: MappedModel | None) -> bool:
         """Whether the model is one round ahead; then the state is completed, or an error where it is lost"""
-        said = model.metadata if model is not None else {}
+        if model is None:
+            return False
+        said = model.metadata
         ahead = said.get("fastagg.state")
         if ahead in (None, self.checksum) or said.get("fastagg.state_before") != self.checksum:
             return False
         for left in atomic.stale(self.path):
             with suppress(InputError):
-                tree, metadata = atomic.read_saved(left)
-                if metadata[atomic.CHECKSUM] == ahead:
+                tree, metadata = saved.read_saved(left)
+                if metadata[saved.CHECKSUM] == ahead:
                     left.replace(self.path)
                     atomic.sync_folder(self.path.absolute().parent)
                     self.tree, self.checksum, self.round = tree, ahead, _number(metadata)
@@ -67,13 +69,14 @@ class StateFile:
 
     def metadata(self) -> dict[str, str]:
         """What a new model's file says of its state, of which the checksum is blank until prepare()"""
-        checksum = atomic.BLANK if self.new is None else self.new_checksum
+        checksum = saved.BLANK if self.new is None else self.new_checksum
         return {"round": str(self.round + 1), "state": checksum, "state_before": self.checksum}
 
     def prepare(self, tree: Any) -> None:
-        self.new, self.new_checksum = atomic.prepare(self.path, tree, {"fastagg.round": str(self.round + 1)})
+        self.new, self.new_checksum = saved.prepare(self.path, tree, {"fastagg.round": str(self.round + 1)})
 
     def place(self) -> None:
+        assert self.new is not None  # prepare() has been called
         try:
             self.new.place()
         except OSError as error:

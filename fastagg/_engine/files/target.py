@@ -17,7 +17,7 @@ from fastagg._engine import atomic
 from fastagg._engine.files.mapped import INDEX, MappedModel, read_index
 from fastagg._engine.files.written import SHARD, ModelWriter, shards_in
 from fastagg._engine.regular import open_regular
-from fastagg._engine.result import Result
+from fastagg._engine.result import Result, Results
 from fastagg._engine.table import InputError, Table
 
 FORM = re.compile(rf"(.*?)({SHARD})?\.safetensors(\.index\.json)?", re.DOTALL)  # of the names of a model's files
@@ -63,7 +63,8 @@ class Target:
             if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
                 raise InputError(f"client id {name!r} cannot be the name of a file")
         for name in self.stems:
-            whose = FORM.fullmatch(f"{name}.safetensors")[1]
+            kind = FORM.fullmatch(f"{name}.safetensors")
+            whose = kind and kind[1]
             if produces == "personalised" and whose != name and whose in self.stems:
                 raise InputError(f"client id {name!r} is like the name of a part of client {whose!r}'s model")
         if len(set(self.stems)) < len(self.stems):
@@ -161,16 +162,18 @@ class RoundFiles:
             self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room, target.mode))
         return [writer.tensors for writer in self.writers]
 
-    def place(self, found: Result | list) -> dict[str, Path]:
+    def place(self, found: Result | Results) -> dict[str, Path]:
         """All are on the disk before the first takes its place"""
+        assert self.lock is not None  # there are writers
         target = self.target
-        models = [found] if target.produces == "global" else found
+        models = found if isinstance(found, Results) else [found]
         stems = [f"cluster-{m}" for m in range(len(models))] if target.produces == "clusters" else target.stems
         ready = []
         for stem, model in zip(stems, models, strict=True):
             if model is None:  # of a client that was dropped
                 continue
             writer = next(w for w in self.writers if all(w.tensors[key] is model[key] for key in model))
+            assert model.weights is not None
             metadata = self.metadata(model.weights.numpy(), model.layers, found.dropped)
             writer.complete(stem, metadata)
             ready.append((stem, writer))
@@ -179,6 +182,8 @@ class RoundFiles:
         self.begun = True
         paths = {stem: writer.place() for stem, writer in ready}
         if target.produces == "clusters":
+            assert isinstance(found, Results)
+            assert found.clusters is not None
             atomic.write_json(target.folder / CLUSTERS, dict(zip(stems, found.clusters, strict=True)))
         self.lock.release()
         return paths

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from fastagg._engine import atomic
+from fastagg._engine import atomic, saved
 from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import INDEX, read_index
 from fastagg._engine.table import InputError
@@ -54,7 +54,7 @@ class PartFile:
 
     def __init__(self, target: Path, parts: list[Part], room: int) -> None:
         self.parts = parts
-        self.start = -(-(len(atomic.header(parts, {})) + room) // PAGE) * PAGE
+        self.start = -(-(len(saved.header(parts, {})) + room) // PAGE) * PAGE
         size = self.start + sum(map(_bytes, parts))
         self.new = atomic.Temporary(target)
         try:
@@ -77,7 +77,7 @@ class PartFile:
         """Writes the header, and waits until all is on the disk"""
         self.new.reopen()
         with open(self.new.fd, "r+b", closefd=False) as file:
-            file.write(atomic.header(self.parts, metadata, self.start))
+            file.write(saved.header(self.parts, metadata, self.start))
         self.new.complete(mode)
         self.new.close()
 
@@ -160,6 +160,7 @@ class ModelWriter:
         self.placed = []
 
     def _free_names(self, stem: str) -> list[str]:
+        names: list[str] = []
         for tag in ("", *(f"-{letter}" for letter in string.ascii_lowercase[1:])):
             names = [f"{stem}{tag}-{i:05}-of-{len(self.shards):05}.safetensors" for i in range(1, len(self.shards) + 1)]
             if not any(os.path.lexists(self.folder / name) for name in names):

@@ -1,0 +1,72 @@
+"""Native CPU kernels, from csrc/bind_cpu.cpp and csrc/bind_table.cpp: addresses of the tensors of K clients, [T, K]"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def gram(
+    client: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    dtype: NDArray[np.int32],
+    center: NDArray[np.int64],
+    layer: NDArray[np.int32],
+    per_layer: bool,
+    out: NDArray[np.float64],
+    threads: int,
+) -> None: ...
+def mix(
+    client: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    dtype: NDArray[np.int32],
+    weights: NDArray[np.float64],
+    row: NDArray[np.int32],
+    out: NDArray[np.int64],
+    not_finite: NDArray[np.uint8],
+    threads: int,
+) -> None: ...
+def gram_mix(
+    client: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    dtype: NDArray[np.int32],
+    center: NDArray[np.int64],
+    layer: NDArray[np.int32],
+    per_layer: bool,
+    gram_out: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    row: NDArray[np.int32],
+    out: NDArray[np.int64],
+    not_finite: NDArray[np.uint8],
+    threads: int,
+) -> None: ...
+def dots(
+    client: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    dtype: NDArray[np.int32],
+    left: NDArray[np.int64],
+    row: NDArray[np.int32],
+    out: NDArray[np.float64],
+    threads: int,
+) -> None: ...
+def read_all(client: NDArray[np.int64], numel: NDArray[np.int64], dtype: NDArray[np.int32], threads: int) -> int: ...
+def fma_peak(iterations: int, threads: int, /) -> float: ...
+def simd_level() -> str: ...
+def simd_best() -> str: ...
+def set_simd(level: str, /) -> bool: ...
+
+class Scanner:
+    def __init__(self, exchange: Any, types: tuple[type, ...], /) -> None: ...
+    @property
+    def usable(self) -> bool: ...
+    def scan(
+        self,
+        state_dict: dict[str, Any],
+        keys: tuple[str, ...],
+        shapes: tuple[tuple[int, ...], ...],
+        codes: list[int],
+        device: tuple[int, int],
+        out: NDArray[np.int64],
+        column: int,
+        keep: list[Any],
+        /,
+    ) -> list[int]: ...
