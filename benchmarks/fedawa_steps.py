@@ -103,9 +103,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     text = table(found, settings, methods)
     text += (
-        f"\nTest accuracy in %, mean of the last {report.AVERAGED} of {ROUNDS} rounds, ± standard deviation over "
-        f"{seeds} seeds; {CLIENTS} clients, mlp; Fashion-MNIST with 10,000 training samples. Last column: the 90th "
-        "over the 10th percentile of what a client counts for relative to its data, mean over rounds and settings.\n"
+        f"\nTest accuracy in %: mean of the last {report.AVERAGED} of {ROUNDS} rounds ± standard deviation over "
+        f"{seeds} seeds. {CLIENTS} clients, mlp; Fashion-MNIST with 10,000 training samples. Last column: the 90th "
+        "percentile of weight / data share divided by its 10th percentile, averaged over rounds and settings.\n"
     )
     print(text)
     if args.write:

@@ -376,7 +376,7 @@ def times_table(model: str) -> list[str]:
 
 def work_table() -> list[str]:
     head = ["gram of", "pairs", "tiles", "multiply-adds", "needed", "rows staged", "rows read", "HBM bytes", "L2 bytes",
-            "shared bytes", "instructions", "blocks", "A100: blocks x warps on an SM", "H100"]  # fmt: skip
+            "shared bytes", "instructions", "blocks", "A100: blocks x warps per SM", "H100"]  # fmt: skip
     rows = []
     for K in CLIENTS:
         s = shape(K + 1, K > 64)
@@ -412,7 +412,7 @@ def registers_table() -> list[str]:
             fits = gpu.blocks(threads, registers, shared)
             cells.append(f"{registers}, {fits} x {threads // 32}")
         rows.append([name.replace(" float32", ""), str(threads), f"{shared / 1024:.0f} KB", *cells])
-    return _table(["kernel, float32", "threads", "shared", "A100: registers, blocks x warps on an SM", "H100"], rows)
+    return _table(["kernel, float32", "threads", "shared", "A100: registers, blocks x warps per SM", "H100"], rows)
 
 
 def arithmetic() -> list[str]:
@@ -435,55 +435,56 @@ def arithmetic() -> list[str]:
     busy = s.elements * max(f["fp32"] / gpu.fp32, f["instructions"] / (32 * gpu.issue))
     flying, needed = mix.blocks_per_sm * 128 * 8 * 16 / 1024, gpu.hbm * gpu.hbm_latency / gpu.clock / gpu.sms / 1024
     return [
-        f"**R**: 20 x {D / 1e6:.2f} M x 4 bytes = {80 * D / 1e6:.0f} MB at 2.039 TB/s are {R * 1e6:.0f} us.",
+        f"**R**: 20 x {D / 1e6:.2f} M x 4 bytes = {80 * D / 1e6:.0f} MB at 2.039 TB/s take {R * 1e6:.0f} us.",
         "",
         "**mix**",
-        f"- HBM: (20 + 1) x 4 bytes an element, {us(mix, 'HBM')}; it is the longest.",
-        f"- 20 float64 multiply-adds an element, 32 a clock on 108 SMs of 1.41 GHz: {us(mix, 'fp64')}; 21 conversions, "
-        f"16 a clock: {us(mix, 'convert')}; {mix.facts['instructions']:.0f} instructions, 128 lanes a clock: "
-        f"{us(mix, 'issue')}.",
-        f"- In flight: {mix.blocks_per_sm} blocks x 128 threads x 8 loads x 16 bytes = {flying:.0f} KB an SM; what HBM "
-        f"delivers to an SM in {gpu.hbm_latency} clocks is {needed:.1f} KB.",
-        f"- A launch, of floats and counters together, comes on top: {total(mix)}.",
+        f"- HBM: (20 + 1) x 4 bytes per element, {us(mix, 'HBM')}; this takes longest.",
+        f"- 20 float64 multiply-adds per element, 32 per clock on 108 SMs at 1.41 GHz: {us(mix, 'fp64')}; 21 "
+        f"conversions, 16 per clock: {us(mix, 'convert')}; {mix.facts['instructions']:.0f} instructions, 128 lanes per "
+        f"clock: {us(mix, 'issue')}.",
+        f"- In flight: {mix.blocks_per_sm} blocks x 128 threads x 8 loads x 16 bytes = {flying:.0f} KB per SM; HBM "
+        f"delivers {needed:.1f} KB to an SM in {gpu.hbm_latency} clocks.",
+        f"- One launch, for floats and counters together, is added: {total(mix)}.",
         "",
         "**mix to 20 models**",
-        f"- 400 float64 multiply-adds an element: {us(several, 'fp64')}, the longest. HBM, 40 x 4 bytes: "
-        f"{us(several, 'HBM')}. Five passes of four outputs convert all clients each: {us(several, 'convert')}. "
-        f"In all {total(several)}.",
+        f"- 400 float64 multiply-adds per element: {us(several, 'fp64')}, which takes longest. HBM, 40 x 4 bytes: "
+        f"{us(several, 'HBM')}. Each of the five passes of four outputs converts all clients: "
+        f"{us(several, 'convert')}. Total: {total(several)}.",
         "",
         "**gram**",
-        f"- 21 rows are one group of 24: one pair, 3 whole tiles of 64 products and 3 on the diagonal of 36, "
-        f"{f['multiply-adds']:.0f} multiply-adds an element, of which 231 are needed. With {f['fp32'] - 300:.0f} "
-        f"additions (rows less the global model, sums over lanes) {f['fp32']:.0f} / 64 = {f['fp32'] / 64:.2f} clocks "
-        f"an element and SM; x {D / 1e6:.2f} M / (108 x 1.41 GHz): {us(gram, 'fp32')}.",
+        f"- 21 rows are one group of 24: one pair, 3 whole tiles of 64 products and 3 diagonal tiles of 36, "
+        f"{f['multiply-adds']:.0f} multiply-adds per element, of which 231 are needed. With {f['fp32'] - 300:.0f} "
+        f"additions (rows minus the global model, sums over lanes) {f['fp32']:.0f} / 64 = {f['fp32'] / 64:.2f} clocks "
+        f"per element and SM; x {D / 1e6:.2f} M / (108 x 1.41 GHz): {us(gram, 'fp32')}.",
         f"- HBM: 21 x 4 bytes and the partial sums, {f['bytes']:.1f} bytes: {us(gram, 'HBM')}. Shared memory and L1: "
-        f"{f['shared bytes']:.0f} bytes, 128 a clock: {us(gram, 'shared')}.",
-        f"- Instructions: {f['instructions']:.0f} an element, 128 lanes a clock: {us(gram, 'issue')}. Staging is "
+        f"{f['shared bytes']:.0f} bytes, 128 per clock: {us(gram, 'shared')}.",
+        f"- Instructions: {f['instructions']:.0f} per element, 128 lanes per clock: {us(gram, 'issue')}. Staging takes "
         f"21 rows x {STAGING[80]['float32']} / 4 = {21 * STAGING[80]['float32'] / 4:.0f} of them.",
         f"- Phases: a block stages 256 elements in {rounds} rounds of loads, {gpu.hbm_latency} clocks each, and is "
-        f"busy for {busy:.0f} clocks; {gram.blocks_per_sm} blocks an SM: ({rounds * gpu.hbm_latency} + {busy:.0f}) "
-        f"/ 256 / {gram.blocks_per_sm} clocks an element: {us(gram, 'phases')}.",
-        f"- The longest is {gram.limit}; {f['launches']:.0f} launches and {f['small'] * 1e6:.0f} us of small kernels "
-        f"come on top: {total(gram)}.",
+        f"busy for {busy:.0f} clocks; {gram.blocks_per_sm} blocks per SM: ({rounds * gpu.hbm_latency} + {busy:.0f}) "
+        f"/ 256 / {gram.blocks_per_sm} clocks per element: {us(gram, 'phases')}.",
+        f"- {gram.limit} takes longest; {f['launches']:.0f} launches and {f['small'] * 1e6:.0f} us of small kernels "
+        f"are added: {total(gram)}.",
         "",
         "**gram_mix**",
-        f"- To that, 4 bytes of output, 20 float64 multiply-adds, 21 conversions ({us(both, 'convert')}, beside the "
-        f"rest) and {20 * MIX['float32']['element']:.0f} instructions an element: {us(both, both.limit)} of "
-        f"{both.limit}, in all {total(both)}. gram and mix one after the other: "
+        f"- In addition to gram, 4 bytes of output, 20 float64 multiply-adds, 21 conversions ({us(both, 'convert')}, "
+        f"in parallel with the rest) and {20 * MIX['float32']['element']:.0f} instructions per element: "
+        f"{us(both, both.limit)} of {both.limit}. Total: {total(both)}. gram and mix one after the other: "
         f"{(gram.seconds + mix.seconds) * 1e6:.0f} us.",
         "",
         "**gram on tensor cores**, K = 100",
         f"- 101 rows are two groups of 64: three pairs, 16 tiles of 16 x 32 at work, three products each, "
-        f"{large.facts['multiply-adds']:.0f} tf32 multiply-adds an element: {us(large, 'tensor')} at 156 TFLOPS.",
-        f"- Instructions: {large.facts['instructions']:.0f} an element, {us(large, 'issue')}: 16 tiles x {TENSOR_STEP} "
-        f"x 2 and {large.facts['staged']:.0f} staged rows x {STAGING[80]['float32']} / 4. {large.limit.capitalize()} "
-        f"is the longest; in all {total(large, 5 * R)}.",
+        f"{large.facts['multiply-adds']:.0f} tf32 multiply-adds per element: {us(large, 'tensor')} at 156 TFLOPS.",
+        f"- Instructions: {large.facts['instructions']:.0f} per element, {us(large, 'issue')}: 16 tiles x "
+        f"{TENSOR_STEP} x 2 and {large.facts['staged']:.0f} staged rows x {STAGING[80]['float32']} / 4. "
+        f"{large.limit.capitalize()} takes longest. Total: {total(large, 5 * R)}.",
     ]  # fmt: skip
 
 
 KINDS = (
-    "mix 1, mix 4: so many outputs at once, of every dtype. alone: one group of rows, K <= 23; pairs: of groups of 16; "
-    "tensor: of groups of 64, on tensor cores. ... mix: gram_mix. ... again: the second pass, in float64."
+    "mix 1, mix 4: one or four outputs at once, of every dtype. alone: one group of rows, K <= 23; pairs: pairs of "
+    "groups of 16; tensor: pairs of groups of 64, on tensor cores. ... mix: gram_mix. ... again: the second pass, in "
+    "float64."
 )
 
 
@@ -491,7 +492,7 @@ def markdown() -> str:
     lines = ["### ResNet-18, 11.17 M parameters: predicted, not measured", "", *times_table("resnet18"), ""]
     lines += ["### ViT-B, 86.6 M parameters: predicted, not measured", "", *times_table("vit_b"), ""]
     lines += ["### The work of gram, per element of the model", "", *work_table(), ""]
-    lines += ["### Registers and room, nvcc 13.0", "", *registers_table(), "", KINDS, ""]
+    lines += ["### Registers and occupancy, nvcc 13.0", "", *registers_table(), "", KINDS, ""]
     lines += ["### The arithmetic of 20 x ResNet-18, float32, on an A100", "", *arithmetic()]
     return "\n".join(lines)
 

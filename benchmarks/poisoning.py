@@ -69,14 +69,15 @@ def notes(runs: dict[tuple[str, float], dict[str, list[report.Run]]], strength: 
     honest = [x for run in runs[ATTACKS[0]]["fedavg"] for record in run.metrics[1:] for x in record["norms"]]
     seconds = sum(run.summary["seconds"]["total"] for run in every)
     return (
-        f"Accuracy on the test set in %, mean of the last {report.AVERAGED} rounds ± standard deviation over {seeds} "
-        f"seed{'s' * (seeds > 1)}. Bold is the best of a column, ≈ is within noise of it (the difference is at most "
-        "twice its standard error). Diverged: the model's numbers grew until training could not go on.\n\n"
+        f"Test accuracy in %: mean of the last {report.AVERAGED} rounds ± standard deviation over {seeds} "
+        f"seed{'s' * (seeds > 1)}. Bold marks the best value of a column, ≈ a value within noise of it (the difference "
+        'is at most twice its standard error). "Diverged": the model\'s values grew until training could not continue.'
+        "\n\n"
         f"{c['data']}, {c['clients']} clients, Dirichlet({c['alpha']}), {c['model']}, {c['rounds']} rounds of "
         f"{c['epochs']} local epochs; attack strength {strength:g}. Krum and Multi-Krum are told the number of "
         f"attackers (f, at least 1). Centred clipping has tau = {TAU}; the median length of an honest update is "
-        f"{median(honest):.2f} (FedAvg, no attack). {len(every)} runs, {seconds / 60:.1f} minutes of one process in "
-        "all.\n"
+        f"{median(honest):.2f} (FedAvg, no attack). {len(every)} runs; total time {seconds / 60:.1f} minutes of one "
+        "process.\n"
     )
 
 

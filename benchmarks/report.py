@@ -90,7 +90,7 @@ def find(records: list[Record], job: str, cohort: tuple = SHOWN, **info) -> Reco
 
 
 def aims(records: list[Record]) -> tuple:
-    """What we set out to reach, and where we are"""
+    """Our targets, and whether the measurements reach them"""
     rows = []
 
     def row(job: str, record: Record | None, limit_ms, words: str, who: str | None = None) -> None:
@@ -122,8 +122,8 @@ def aims(records: list[Record]) -> tuple:
     row("fedavg, out=", find(records, "fedavg", ("lora", 20, "float32")), lambda r: 1.6 * r.median("R"), "1.6 R")
     row("gram", find(records, "gram", ("in_cache", 100, "float32")),
         lambda r: r.median("F") * (100 * 101) / (101 * 102) / 0.6, "60 % of the peak")  # fmt: skip
-    headings = ["job", "median", "in R", "in roofs", "best round", "in best roofs", "at most", ""]
-    return "What we aim at", headings, rows, "Medians are held against the aims."
+    headings = ["job", "median", "in R", "in roofs", "best round", "in best roofs", "target, at most", "result"]
+    return "Targets", headings, rows, "Medians are compared with the targets."
 
 
 def contests(records: list[Record], jobs: tuple[str, ...], title: str, note: str = "") -> tuple:
@@ -144,7 +144,8 @@ def gram_note(records: list[Record]) -> str:
     if not error:
         return ""
     return (
-        f"The usual PyTorch multiplies in float32 over the whole model: entries are off by up to {error:.1g} ({where})."
+        "The usual PyTorch multiplies in float32 over the whole model: its entries have errors of up to "
+        f"{error:.1g} ({where})."
     )
 
 
@@ -158,10 +159,10 @@ def methods(records: list[Record]) -> tuple:
         ours = [f"{_ms(r.median())} ± {_spread(r):.0f} %", f"{r.median() / r.median('R'):.2f}", fresh]
         rows.append([r["job"], *ours, *faster])
     note = (
-        "Methods with one set of weights known beforehand read the clients once, the others twice. Faster is PyTorch "
-        "over fastagg with a new model as result, as PyTorch has."
+        "Methods with one set of weights that is known in advance read the clients once, the others twice. "
+        '"Faster" is PyTorch\'s time divided by that of fastagg with a new model as result, as PyTorch returns one.'
     )
-    headings = ["method", "fastagg, out=", "in R", "new model", "faster than usual PyTorch", "than the best PyTorch"]
+    headings = ["method", "fastagg, out=", "in R", "new model", "faster than usual PyTorch", "faster than best PyTorch"]
     return "Every method, 20 x ResNet-18", headings, rows, note
 
 
@@ -185,7 +186,8 @@ def front(records: list[Record]) -> tuple:
             f"{measure.faster(r.usual, r.ours)} x", memory,
         ])  # fmt: skip
     title = f"20 x ResNet-18, float32 ({size / 1e9:.2f} GB)"
-    headings = [title, "fastagg", "reads of memory", "PyTorch", "reads of memory", "faster", "extra memory"]
+    extra = "extra memory, fastagg / PyTorch"
+    headings = [title, "fastagg", "reads of memory", "PyTorch", "reads of memory", "faster", extra]
     return title, headings, rows, ""
 
 
@@ -203,15 +205,19 @@ def table2(records: list[Record]) -> tuple:
             f"{usual / base['usual PyTorch']:.1f}", _ms(ours), f"{ours / base[None]:.1f}",
             f"{measure.faster(usual, ours)} x",
         ])  # fmt: skip
-    headings = ["method", "the paper's", "to FedAvg", "usual PyTorch", "to FedAvg", "fastagg", "to FedAvg", "faster"]
-    note = "FedLAW: 100 epochs, of which 2 were measured; nearly all of it is training ResNet-20 on the proxy data."
+    relative = "relative to FedAvg"
+    headings = ["method", "paper", relative, "usual PyTorch", relative, "fastagg", relative, "faster"]
+    note = (
+        "FedLAW: scaled to 100 epochs from 2 measured ones; nearly all of the time is training ResNet-20 on the proxy "
+        "data."
+    )
     return "Table 2 of the FedAWA paper: 20 x ResNet-20", headings, rows, note
 
 
 def memory(records: list[Record]) -> tuple:
     rows = [[f"{r['job']}, {r.where}", who, "?" if b is None else f"{b / 1e6:.0f} MB"]
             for r in records for who, b in r.get("extra_bytes", {}).items()]  # fmt: skip
-    return "Extra memory, outputs included", ["job", "who", "peak"], rows, "One ResNet-18 is 45 MB."
+    return "Extra memory, including outputs", ["job", "code", "peak"], rows, "One ResNet-18 is 45 MB."
 
 
 def all_tables(records: list[Record]) -> list[tuple]:
@@ -240,8 +246,8 @@ def about(records: list[Record], path: Path) -> str:
     r, date = records[0], json.loads(path.read_text())["datetime"][:10]
     return (
         f"{date}, {r['cpu']}, {r['threads']} threads, {r['simd']}, PyTorch {r['torch']}. Medians; ± is half the "
-        "distance of the quartiles. R is one read of the clients' bytes, F the Gram's multiply-adds at the cores' "
-        "peak, the roof the larger; all measured in the same rounds."
+        "interquartile range. R is one read of the clients' bytes, F is the Gram's multiply-adds at the cores' peak, "
+        "and the roof is the larger of the two. All were measured in the same rounds."
     )
 
 

@@ -85,7 +85,7 @@ def main() -> int:
     else:
         print("\n".join((fig2 if args.what == "fig2" else entropy)(runs)))
     seconds = sum(run.summary["seconds"]["total"] for run in runs)
-    print(f"\n{len(runs)} run{'s' * (len(runs) > 1)}, {seconds / 60:.1f} minutes of one process in all")
+    print(f"\n{len(runs)} run{'s' * (len(runs) > 1)}; total time {seconds / 60:.1f} minutes of one process")
     return 0
 
 

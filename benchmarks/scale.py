@@ -1,4 +1,4 @@
-"""Past one memory and past one process: what docs/scale.md shows.
+"""Rounds larger than memory, and rounds over several processes: the measurements of docs/scale.md.
 
 python -m benchmarks.scale files --clients 20 --gigabytes 1   # `fastagg aggregate` against cat; 22 GB of disk
 python -m benchmarks.scale processes --million 10             # 1, 2 and 4 ranks: time, and bytes on the wire

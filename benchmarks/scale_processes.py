@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{cpu_name()}, {os.cpu_count()} cores, gloo on loopback, one thread a rank; median of {args.rounds} rounds\n"
     )
-    print("| ranks | time, ms | CPU time, ms | Gram sent, bytes | formula | agreeing, bytes | loopback, bytes |")
+    print("| ranks | time, ms | CPU time, ms | Gram sent, bytes | formula | agreement, bytes | loopback, bytes |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for n, rows in seen.items():
         seconds, cpu = (statistics.median(row[i] for row in rows) for i in range(2))

@@ -37,7 +37,7 @@ def test_tables_and_plots(results, monkeypatch, capsys):
     assert report.main() == 0
     shown = capsys.readouterr().out
     tables = (results.parent / "tables.md").read_text()
-    for title in ("What we aim at", "FedAvg", "The Gram", "FedAWA and FedAWA-L", "Table 2"):
+    for title in ("Targets", "FedAvg", "The Gram", "FedAWA and FedAWA-L", "Table 2"):
         assert title in shown
         assert f"### {title}" in tables
     for name in ("speedup", "scaling", "roofs"):
