@@ -1,48 +1,39 @@
 """Every method on a round of real size, and PyTorch's code for one of each family."""
 
 import pytest
-import torch
 
 import fastagg
 from benchmarks.conftest import cohorts
 from benchmarks.torch_code import CONTESTANTS
+from fastagg._engine.options import options_of
+from fastagg._engine.registry import registry
 
-CLASSES = 10
-OPTIONS = {"krum": {"f": 2}, "multi_krum": {"f": 2}, "cwfedavg": {"head": "fc.weight"}}
-WRITTEN_IN_PYTORCH = ("ldawa", "krum", "geometric_median", "fedadam", "fedamp")
-ELSEWHERE = ("fedavg", "fedawa", "fedlaw")  # in the suites of their own
-METHODS = [method.name for method in fastagg.methods() if method.name not in ELSEWHERE]
+ELSEWHERE = {"fedavg", "fedawa"}  # in the suites of their own
 
 
-def round_info(name: str, K: int) -> dict:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        "feddisco": {"label_dist": torch.rand(K, CLASSES, generator=generator)},
-        "cwfedavg": {"class_dist": torch.rand(K, CLASSES, generator=generator)},
-        "fednova": {"local_steps": [1 + k for k in range(K)]},
-    }.get(name, {})
+def depends_on_the_model(cls: type) -> bool:
+    """Its example round is of a model of its own: measured in a suite of its own"""
+    return any(option.role == "module" and name != "params" for name, option in options_of(cls).items())
 
 
-@pytest.mark.parametrize("name", METHODS)
+METHODS = {name: cls for name, cls in sorted(registry().items()) if name not in ELSEWHERE}
+
+
+@pytest.mark.parametrize("name", [name for name, cls in METHODS.items() if not depends_on_the_model(cls)])
 @cohorts(("resnet18", 20))
 def test_method(cohort, contest, name):
     g, clients = cohort.global_sd, cohort.client_sds
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
-    info = round_info(name, cohort.K)
-    result = server.aggregate(g, clients, **info)
+    options, inputs = METHODS[name].example_round(cohort.K)
+    server = fastagg.aggregator(name, **options)
+    result = server.aggregate(g, clients, **inputs)
     others = {}
-    if name in WRITTEN_IN_PYTORCH:
+    if name in CONTESTANTS:
         job = CONTESTANTS[name]
         others = job.in_pytorch()
         for other in others.values():
             job.agree(job.fastagg(g, clients), other(g, clients))
-    out = {} if isinstance(result, list) and result.clusters else {"out": result}
+    out = {} if server.produces == "clusters" else {"out": result}
     jobs = {other: lambda f=f: f(g, clients) for other, f in others.items()}
     if out:
-        jobs["fastagg, fresh output"] = lambda: server.aggregate(g, clients, **info)
-    contest(cohort, name, lambda: server.aggregate(g, clients, **info, **out), jobs)
-
-
-def test_every_method_is_measured():
-    """A method that is added is measured, or this says where"""
-    assert set(METHODS) | set(ELSEWHERE) == {method.name for method in fastagg.methods()}
+        jobs["fastagg, fresh output"] = lambda: server.aggregate(g, clients, **inputs)
+    contest(cohort, name, lambda: server.aggregate(g, clients, **inputs, **out), jobs)

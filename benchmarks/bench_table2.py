@@ -47,7 +47,7 @@ def test_table2_fedlaw(cohort, contest):
     model.load_state_dict(g)
 
     def ours() -> fastagg.Result:
-        return fastagg.fedlaw(model, g, clients, proxy, epochs=EPOCHS, progress=False)
+        return fastagg.fedlaw(g, clients, model=model, proxy=proxy, epochs=EPOCHS, progress=False)
 
     def usual() -> list[float]:
         return usual_fedlaw(model, clients, proxy, EPOCHS)

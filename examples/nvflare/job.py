@@ -19,7 +19,7 @@ from model import DigitsNet  # noqa: E402
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--method", default="fedawa")
 parser.add_argument("--options", type=json.loads, default={}, help="of the method: '{\"layerwise\": true}'")
-parser.add_argument("--on-nonfinite", default="raise", choices=["raise", "drop"])
+parser.add_argument("--on-bad-client", default="raise", choices=["raise", "drop"])
 parser.add_argument("--sites", type=int, default=3)
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--dtype", default="float32")
@@ -36,7 +36,7 @@ recipe = FedAvgRecipe(
     num_rounds=args.rounds,
     train_script=str(HERE / "client.py"),
     train_args=f"--dtype {args.dtype}" + (f" --broken {args.broken}" if args.broken else ""),
-    aggregator=FastAggAggregator(args.method, args.options, on_nonfinite=args.on_nonfinite),
+    aggregator=FastAggAggregator(args.method, args.options, on_bad_client=args.on_bad_client),
     server_expected_format=ExchangeFormat.PYTORCH,  # bfloat16 has no NumPy format
     params_transfer_type=TransferType.DIFF if args.diff else TransferType.FULL,
     enable_tensor_disk_offload=args.offload,

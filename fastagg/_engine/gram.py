@@ -25,6 +25,7 @@ class Gram:
     gram @ v         <d_k, sum_j v_j d_j> for each client: [K]; a NumPy array gives one, and a tensor a tensor
     .squares         ||d_k||^2: [K]
     .along_global    <g, d_k>: [K]
+    .along_mean      <d_k, mean of the d_j>: [K]
     .global_square   ||g||^2: []
 
     Methods that compare clients with each other need the whole of it:
@@ -69,6 +70,11 @@ class Gram:
     def global_square(self) -> Tensor:
         """||g||^2: []"""
         return self.matrix[..., 0, 0]
+
+    @property
+    def along_mean(self) -> Tensor:
+        """<d_k, mean of the d_j>: [K]"""
+        return torch.from_numpy(self._updates_on_host.sum(-1) / max(len(self.took_part), 1))
 
     @overload
     def __matmul__(self, v: np.ndarray) -> np.ndarray: ...
