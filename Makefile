@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 # Builds with what is in $(VENV): build-requirements.txt, and not whatever pip would fetch for the occasion
 BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
-NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu \
+NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
   tests/native/*.*))
 
 SANITIZERS := sanitize-address sanitize-thread sanitize-plain
@@ -40,7 +40,7 @@ $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
 
 test-nightly: $(VENV)/ready
-	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/test_large.py
+	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
 # tests/native says what is done with each; a plain build is for valgrind
 sanitize: $(SANITIZERS)
