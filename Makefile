@@ -33,7 +33,7 @@ demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --durations=15
+	$(BIN)/python -m pytest --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
 
 test-integrations: $(INTEGRATIONS:%=test-%)
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 
+# Read when torch is loaded. Tests run side by side: a thread that waits for others must not keep a core from them
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 

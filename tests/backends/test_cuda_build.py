@@ -35,11 +35,10 @@ def report(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"sm_{request.param}")
 
     def one(source):
-        common = [NVCC, "-std=c++17", "-O3", "-fmad=false", str(source)]
         ptx, object_file = folder / f"{source.stem}.ptx", folder / f"{source.stem}.cubin"
-        subprocess.run([*common, "-ptx", f"-arch=compute_{request.param}", "-o", ptx], check=True)
         said = subprocess.run(
-            [*common, "-cubin", f"-arch=sm_{request.param}", "-Xptxas", "-v", "-o", object_file],
+            [NVCC, "-std=c++17", "-O3", "-fmad=false", str(source), "-cubin", f"-arch=sm_{request.param}",
+             "-Xptxas", "-v", "-o", object_file, "--keep", "--keep-dir", folder],  # which keeps the PTX
             check=True, capture_output=True, text=True,
         ).stderr  # fmt: skip
         bounds = {}

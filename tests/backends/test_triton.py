@@ -320,7 +320,7 @@ def test_says_why_not():
     if not torch.cuda.is_available():
         assert "no CUDA device" in backends.why_not("triton", torch.device("cuda", 0))
     assert "mps" in backends.why_not("triton", torch.device("mps"))
-    script = "import torch; from fastagg import backends; print(backends.why_not('triton', torch.device('cpu')))"
+    script = "import torch; from fastagg._engine.backends import why_not; print(why_not('triton', torch.device('cpu')))"
     assert "TRITON_INTERPRET=1" in _compiled_python("-c", script)
 
 

@@ -28,7 +28,7 @@ rounds += [("fedawa", {"layerwise": True}, g, clients), ("fedadam", {}, halves[0
 for name, options, start, models in rounds:
     child = os.fork()
     if not child:
-        signal.alarm(120)
+        signal.alarm(600)
         fastagg.aggregator(name, **options).aggregate(start, models, **round_info(name, 20))
         os._exit(0)
     if os.waitpid(child, 0)[1]:

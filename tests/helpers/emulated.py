@@ -5,6 +5,7 @@ Built when first asked for, in build/emulated, and again when a source changes.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -32,13 +33,15 @@ def build(name: str, sources: list[Path]):
     key = hashlib.sha256(content + compiler.encode() + sysconfig.get_config_var("EXT_SUFFIX").encode()).hexdigest()[:16]
     folder = ROOT / "build/emulated" / key
     target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        include = [f"-I{path}" for path in (CSRC, pybind11.get_include(), sysconfig.get_paths()["include"])]
-        part = target.with_suffix(f".{os.getpid()}")
-        command = [compiler, *FLAGS, "-DFASTAGG_EMULATED", f"-DFASTAGG_MODULE={name}", *include]
-        subprocess.run([*command, "-x", "c++", *map(str, sources), "-o", str(part)], check=True)
-        part.rename(target)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests in several processes wait for the one that builds
+        if not target.exists():
+            include = [f"-I{path}" for path in (CSRC, pybind11.get_include(), sysconfig.get_paths()["include"])]
+            part = target.with_suffix(f".{os.getpid()}")
+            command = [compiler, *FLAGS, "-DFASTAGG_EMULATED", f"-DFASTAGG_MODULE={name}", *include]
+            subprocess.run([*command, "-x", "c++", *map(str, sources), "-o", str(part)], check=True)
+            part.rename(target)
     spec = importlib.util.spec_from_file_location(name, target)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -19,7 +19,7 @@ from fastagg.sim.config import from_dict
 from fastagg.sim.run import read_metrics
 
 OPTIONS = ["--clients", "3", "--samples", "150", "--epochs", "1", "--alpha", "1", "--rounds", "1000000", "--quiet"]
-PATIENCE = 120  # seconds until a test gives up; nothing is measured
+PATIENCE = 600  # seconds until a test gives up; nothing is measured
 
 
 def until(condition) -> None:
