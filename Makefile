@@ -42,15 +42,16 @@ $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 test-nightly: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
-# tests/native says what is done with each; a plain build is for valgrind
+# tests/native says what is done with each; a plain build is for valgrind. Whatever runs beside them comes first: they
+# only compute, and others have to wait for one thing after the other.
 sanitize: $(SANITIZERS)
 sanitize-address: WITH := address,undefined
 sanitize-thread: WITH := thread
 $(SANITIZERS): $(VENV)/build
 	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DFASTAGG_SANITIZE=$(WITH)
-	$(BIN)/cmake --build build/$@
-	$(BIN)/ctest --test-dir build/$@ --output-on-failure
+	nice $(BIN)/cmake --build build/$@
+	nice $(BIN)/ctest --test-dir build/$@ --output-on-failure
 
 bench: $(VENV)/bench
 	mkdir -p benchmarks/results
