@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 # Builds with what is in $(VENV): build-requirements.txt, and not whatever pip would fetch for the occasion
 BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
-NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/*.cu \
+NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
   tests/native/*.*))
 
 SANITIZERS := sanitize-address sanitize-thread sanitize-plain
@@ -33,24 +33,25 @@ demo: $(VENV)/ready
 	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --durations=15
+	$(BIN)/python -m pytest --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
 
 test-integrations: $(INTEGRATIONS:%=test-%)
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
 
 test-nightly: $(VENV)/ready
-	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/test_large.py
+	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
-# tests/native says what is done with each; a plain build is for valgrind
+# tests/native says what is done with each; a plain build is for valgrind. Whatever runs beside them comes first: they
+# only compute, and others have to wait for one thing after the other.
 sanitize: $(SANITIZERS)
 sanitize-address: WITH := address,undefined
 sanitize-thread: WITH := thread
 $(SANITIZERS): $(VENV)/build
 	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DFASTAGG_SANITIZE=$(WITH)
-	$(BIN)/cmake --build build/$@
-	$(BIN)/ctest --test-dir build/$@ --output-on-failure
+	nice $(BIN)/cmake --build build/$@
+	nice $(BIN)/ctest --test-dir build/$@ --output-on-failure
 
 bench: $(VENV)/bench
 	mkdir -p benchmarks/results

@@ -7,7 +7,7 @@ python -m benchmarks.gpu_model --all      # every resource's time of every job
 
 A kernel is a list of what it needs of each part of the GPU. Parts work side by side, so the longest of their times is
 the least the kernel can take; launches and the small kernels around it come on top. Cuts into groups, pairs and tiles
-are those of csrc/cuda/products.cu and tensor_cores.cu, and tests/test_gpu_model.py holds them against the real ones.
+are those of csrc/cuda/products.cu and tensor_cores.cu; tests/project/test_gpu_model.py holds them against these.
 """
 
 from __future__ import annotations

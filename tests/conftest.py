@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+
+# Read when torch is loaded. Tests run side by side: a thread that waits for others must not keep a core from them
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -9,12 +11,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's kernels are defined
 
-import emulated
-
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine.backends import cuda as cuda_backend
 
+pytest.register_assert_rewrite("helpers")
 LEVELS = ("baseline", "avx2", "avx512")
 
 
@@ -53,13 +54,10 @@ def cuda(monkeypatch):
     return use_emulated(monkeypatch)
 
 
-@cache
-def emulated_kernels():
-    return emulated.kernels()
-
-
 def use_emulated(monkeypatch, tensor_cores=False):
-    chosen, really = emulated_kernels(), backends.choose
+    from helpers import emulated
+
+    chosen, really = emulated.kernels(), backends.choose
     monkeypatch.setattr(cuda_backend, "MOST_FMA_ROWS", 0)  # so that tensor cores are tried with few clients too
     monkeypatch.setattr(chosen, "tensor_cores", lambda device: tensor_cores)
     monkeypatch.setattr(

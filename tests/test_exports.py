@@ -59,7 +59,7 @@ def test_whatever_comes_first(code):
     functions = (
         "\nimport fastagg\nfor f in (fastagg.gram, fastagg.methods, fastagg.info, fastagg.diagnostics): f.__code__"
     )
-    subprocess.run([sys.executable, "-c", code + functions], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code + functions], check=True, timeout=600)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from every_method import METHODS, OPTIONS, cohort, models, run
 from hypothesis import strategies as st
-from model_files import write_round, write_shards
-from profiles import cases, check_number_of_cases
-from test_properties import frozen
-from test_sim_data import write_cifar, write_idx
-from test_sim_report import fake
 
 import fastagg
 from fastagg._engine import saved
@@ -38,6 +32,12 @@ from fastagg._engine.aggregator import REGISTRY, Aggregator
 from fastagg._engine.files.mapped import open_model
 from fastagg.cli import main
 from fastagg.sim import config, data, report
+from helpers.data_files import write_cifar, write_idx
+from helpers.every_method import METHODS, OPTIONS, cohort, models, run
+from helpers.fake_runs import fake
+from helpers.model_files import write_round, write_shards
+from helpers.profiles import cases, check_number_of_cases
+from helpers.states import frozen
 
 MEMORY = 1 << 30  # what may be asked for beyond what is in use; the largest official file takes 190 MB as float32
 SECONDS = 600  # it hangs, however slow the machine is

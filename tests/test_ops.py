@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cohort import flat, make
 
 import fastagg
 from fastagg._engine import backends
+from helpers.cohort import flat, make
 
 SHAPES = {"a.weight": (6, 3), "b.weight": (5,)}
 

@@ -14,19 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from cohort import clone
-from every_method import METHODS, OPTIONS, models, proxy
-from every_method import cohort as net_round
 from hypothesis import assume
 from hypothesis import strategies as st
-from odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
-from profiles import cases, check_number_of_cases
 
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import REGISTRY
 from fastagg._engine.table import FLOATING
+from helpers.cohort import clone
+from helpers.every_method import METHODS, OPTIONS, models, proxy
+from helpers.every_method import cohort as net_round
+from helpers.odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
+from helpers.profiles import cases, check_number_of_cases
+from helpers.states import frozen
 
 pytestmark = pytest.mark.skipif(backends.cpu is None, reason="no native module")
 layerings = st.sampled_from([None, lambda key: key, lambda key: "all", lambda key: str(len(key) % 3)])
@@ -403,13 +404,6 @@ def is_finite(state):
     if isinstance(state, dict):
         return all(map(is_finite, state.values()))
     return not isinstance(state, torch.Tensor) or bool(state.isfinite().all())
-
-
-def frozen(state):
-    """A state to compare with another later"""
-    if isinstance(state, dict):
-        return {key: frozen(value) for key, value in state.items()}
-    return (state.dtype, bytes_of(state.clone())) if isinstance(state, torch.Tensor) else state
 
 
 def test_number_of_cases(request):

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-import every_method
-from flower_nodes import NODES, Nodes, content, replies, same, started
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 import fastagg
 from fastagg._engine.aggregator import REGISTRY, option_fields
 from fastagg.integrations.flower import FastAgg, pack, unpack, view
+from helpers import every_method
+from helpers.flower_nodes import NODES, Nodes, content, replies, same, started
 
 pytestmark = pytest.mark.integration
 SIZES = [10, 20, 5, 40, 7, 3, 15]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-import every_method
-from flower_nodes import NODES, Nodes, content, replies, same, started
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 import fastagg
 from fastagg.integrations.flower import FastAgg, pack, unpack
 from fastagg.integrations.flower_round import check_model
+from helpers import every_method
+from helpers.flower_nodes import NODES, Nodes, content, replies, same, started
 
 pytestmark = pytest.mark.integration
 

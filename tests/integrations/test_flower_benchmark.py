@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-import run_benchmark
+from helpers import run_benchmark
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs flwr: make test-integrations")
-import every_method
 from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -21,6 +20,7 @@ from flwr.server.strategy import FedAvg
 import fastagg
 from fastagg._engine.aggregator import REGISTRY, option_fields
 from fastagg.integrations.flower import FastAggLegacy
+from helpers import every_method
 
 pytestmark = pytest.mark.integration
 SIZES, OK = [10, 20, 5, 40, 7, 3, 15], Status(Code.OK, "")

@@ -1,0 +1,1 @@
+"""The checks of tests/distributed, and the processes that make them."""

@@ -1,0 +1,47 @@
+"""How the native module is built, and with what."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from fastagg._engine import table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(table._cpu is None, reason="no native module")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of ELF files")
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
+def test_the_native_module_is_hardened():
+    options = ["--wide", "--program-headers", "--dynamic", "--dyn-syms"]
+    done = subprocess.run(["readelf", *options, table._cpu.__file__], capture_output=True, text=True, check=True)
+    assert "GNU_RELRO" in done.stdout
+    assert re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", done.stdout)
+    assert "__stack_chk_fail" in done.stdout  # -fstack-protector-strong
+    assert re.search(r"GNU_STACK.* RW ", done.stdout)  # and not executable
+
+
+def test_build_requirements_are_pinned_and_hashed():
+    pinned = {}
+    for line in (ROOT / "build-requirements.txt").read_text().replace("\\\n", " ").splitlines():
+        if not line.startswith("#"):
+            name, hashes = re.fullmatch(r"([\w-]+)==[\d.]+((?:\s+--hash=sha256:[0-9a-f]{64})+)", line).groups()
+            pinned[name] = hashes.split()
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert pinned.keys() == {re.match(r"[\w-]+", requirement)[0] for requirement in needed}
+    makefile = (ROOT / "Makefile").read_text()
+    builds = [line for line in makefile.splitlines() if re.search(r"\b(install|wheel)\b.* (-e|-w) ", line)]
+    assert len(builds) == 3
+    assert all("--no-build-isolation" in line for line in builds)
+    assert "--require-hashes" in makefile
