@@ -73,7 +73,7 @@ def test_choices_that_help_lists_are_those_there_are():
 def test_methods(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    for method in fastagg.methods():
+    for method in fastagg.list_methods():
         assert f"\n{method.name} " in "\n" + text
         assert method.paper in text
     assert "options: a=0.5, b=0.1, metric='kl'" in text
@@ -85,7 +85,7 @@ def test_methods(capsys):
     assert "Defaults: a=0.5, b=0.1, metric='kl', target='uniform', normalize=None" in text
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [m["name"] for m in listed] == [m.name for m in fastagg.methods()]
+    assert [m["name"] for m in listed] == [m.name for m in fastagg.list_methods()]
     [fednova] = [m for m in listed if m["name"] == "fednova"]
     assert fednova["options"]["momentum"] == 0.0
     assert fednova["round_info"] == ["local_steps"]

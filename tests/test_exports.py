@@ -36,8 +36,8 @@ FIRST = [
     """
 import sys, fastagg
 assert "torch" not in sys.modules
-from fastagg._engine.aggregator import REGISTRY
-assert len(REGISTRY) == len(fastagg.methods())
+from fastagg._engine.registry import registry
+assert len(registry()) == len(fastagg.list_methods())
 from fastagg import *
 assert fedavg and mix
 """,
@@ -48,7 +48,7 @@ assert registry.aggregator("krum")
 """,
     """
 import torch
-from fastagg._engine.core import mix
+from fastagg._engine.functions import mix
 assert mix([{"a": torch.ones(3)}] * 2, torch.ones(2, requires_grad=True))["a"].requires_grad
 """,
 ]

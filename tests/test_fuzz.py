@@ -28,8 +28,9 @@ from hypothesis import strategies as st
 
 import fastagg
 from fastagg._engine import saved
-from fastagg._engine.aggregator import REGISTRY, Aggregator
+from fastagg._engine.aggregator import Aggregator
 from fastagg._engine.files.mapped import open_model
+from fastagg._engine.registry import registry
 from fastagg.cli import main
 from fastagg.sim import config, data, report
 from helpers.data_files import write_cifar, write_idx
@@ -334,7 +335,7 @@ state_values = odd_tensors | json_values | st.just(object())
 @cache
 def served(name: str):
     """A server after two rounds"""
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     for seed in (0, 1):
         run(name, *cohort(seed=seed), server=server)
     return server
@@ -342,7 +343,7 @@ def served(name: str):
 
 def loads_all_or_nothing(name, load):
     """load(server) takes over a state that serves another round, or raises InputError and changes nothing"""
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     server.load_state_dict(served(name).state_dict())
     before = frozen(server.state_dict())
     with bounded():
@@ -357,7 +358,7 @@ def loads_all_or_nothing(name, load):
                 assert all(sd.weights.isfinite().all() for sd in models(result))
 
 
-STATEFUL = [name for name in METHODS if REGISTRY[name].state_dict is not Aggregator.state_dict]
+STATEFUL = [name for name in METHODS if registry()[name].state_dict is not Aggregator.state_dict]
 
 
 @pytest.mark.parametrize("name", STATEFUL)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine import table as tables
-from fastagg._engine.aggregator import REGISTRY
+from fastagg._engine.registry import registry
 from fastagg._engine.table import FLOATING
 from helpers.cohort import clone
 from helpers.every_method import METHODS, OPTIONS, models, proxy
@@ -270,7 +270,7 @@ class Given:
         order = list(range(self.round.K)) if order is None else list(order)
         if self.name == "fedlaw":  # torch trains its model, and promises no bits for any number of threads
             torch.set_num_threads(1)
-        cls, clients = REGISTRY[self.name], self.round.clients if clients is None else clients
+        cls, clients = registry()[self.name], self.round.clients if clients is None else clients
         info = {k: np.take(v, order, cls.client_axis) if k in cls.per_client else v for k, v in self.info.items()}
         sizes = None if self.sizes is None else [self.sizes[k] for k in order]
         try:
@@ -292,15 +292,15 @@ def tasks(draw, name, least=5):
     """least: Krum needs five clients to do without one"""
     r = draw(net_rounds(least) if name == "fedlaw" else rounds(least, many=False))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    options, info = dict(OPTIONS.get(name, {})), {}
-    fields = {f.name for f in dataclasses.fields(REGISTRY[name])}
+    options, info = dict(OPTIONS[name]), {}
+    fields = {f.name for f in dataclasses.fields(registry()[name])}
     if "layerwise" in fields:
         options["layerwise"] = draw(st.booleans())
     if "variant" in fields:
         options["variant"] = draw(st.sampled_from(["released", "paper", "cos"]))
     if name == "fedlaw":
         options["epochs"], info["proxy"] = 1, proxy()
-    for wanted in REGISTRY[name].per_client:
+    for wanted in registry()[name].per_client:
         if wanted in ("label_dist", "class_dist"):
             info[wanted] = rng.random((r.K, 4)) + 0.1
         elif wanted == "local_steps" or (wanted in ("lengths", "entropies") and draw(st.booleans())):
@@ -383,7 +383,7 @@ def test_clients_that_are_not_finite(name, data, machine):
     good = [k for k in range(r.K) if k not in bad]
     with On(*machine):
         # without drops as well: a server optimiser may find finite clients too large
-        raising, dropping, without = given.server(), *(given.server(on_nonfinite="drop") for _ in range(2))
+        raising, dropping, without = given.server(), *(given.server(on_bad_client="drop") for _ in range(2))
         for server in (raising, dropping, without):
             given.run(server, r.plain_clients)
         state = frozen(raising.state_dict())

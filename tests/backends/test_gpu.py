@@ -163,7 +163,7 @@ def test_models_on_several_devices(backend):
         fastagg.mix(clients, torch.rand(3), out=to(g, "cpu"))
 
 
-@pytest.mark.parametrize("name", [method.name for method in fastagg.methods()])
+@pytest.mark.parametrize("name", [method.name for method in fastagg.list_methods()])
 def test_every_method_agrees_with_the_cpu(backend, name):
     if name in ("fedlaw", "cwfedavg", "feddisco"):
         pytest.skip("needs more than models")

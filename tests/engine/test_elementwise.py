@@ -9,7 +9,7 @@ import torch
 
 import fastagg
 from fastagg._engine import elementwise
-from fastagg._engine.access import Memory
+from fastagg._engine.in_memory import InMemory
 from helpers.cohort import DTYPES, assert_same_bits, median_of
 from helpers.every_method import cohort
 
@@ -129,7 +129,7 @@ def test_every_client_is_looked_at():
     for name, options in ROBUST.items():
         with pytest.raises(fastagg.NonFiniteError, match=r"client 4: key 'bn.running_var'"):
             fastagg.aggregator(name, **options).aggregate(g, clients)
-        found = fastagg.aggregator(name, on_nonfinite="drop", **options).aggregate(g, clients)
+        found = fastagg.aggregator(name, on_bad_client="drop", **options).aggregate(g, clients)
         assert found.dropped == [4]
         rest = clients[:4] + clients[5:]
         assert_same_bits(found, fastagg.aggregator(name, **options).aggregate(g, rest))
@@ -144,9 +144,9 @@ def test_a_layer_that_agrees_does_not_cost_a_read_of_the_others(monkeypatch):
          "b.weight": g["b.weight"] + torch.randn(500, generator=generator)}
         for _ in range(6)
     ]  # fmt: skip
-    read, gram = [], Memory.gram
+    read, gram = [], InMemory.gram
     monkeypatch.setattr(
-        Memory, "gram", lambda self, t, by: read.append(t.layout.gram_layer.tolist()) or gram(self, t, by)
+        InMemory, "gram", lambda self, t, by: read.append(t.layout.gram_layer.tolist()) or gram(self, t, by)
     )
     result = fastagg.simagg(g, clients)
     assert read == [[0, 1], [0, -1]]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fastagg
-from fastagg._engine.access import Memory
 from fastagg._engine.cohort import Cohort
+from fastagg._engine.in_memory import InMemory
 from helpers.cohort import flat, make
 
 
@@ -60,7 +60,7 @@ def agreeing(apart, K=7, dtype=torch.float32):
     return {"w": g.to(dtype)}, [{"w": x.to(dtype)} for x in clients]
 
 
-class Counting(Memory):
+class Counting(InMemory):
     def __init__(self):
         self.grams = 0
 

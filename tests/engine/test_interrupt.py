@@ -115,18 +115,18 @@ def test_an_interrupt_at_any_line_leaves_the_memory_whole(name):
     g, clients = make(4, {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (2, 5)}, seed=3, scale=0.5)
     server = fastagg.aggregator(name, **STATEFUL[name])
     server.aggregate(g, clients, client_ids=list("abcd"))
-    before, state = server._memory, server.state_dict()
+    before, state = server.state, server.state_dict()
     total = run_until_line(None, lambda: server.aggregate(g, clients, client_ids=list("abcd")))
     assert total > 100
-    server._memory = before
+    server.state = before
     changed = 0
     for at in sorted({*range(1, total, 9), *range(total - 30, total + 1)}):
         assert run_until_line(at, lambda: server.aggregate(g, clients, client_ids=list("abcd"))) == at
-        if server._memory is not before:
+        if server.state is not before:
             changed += 1
         else:
             assert same_state(server.state_dict(), state)
-        server._memory = before
+        server.state = before
     assert changed <= 1  # the line after the assignment, which returns the result
 
 

@@ -17,10 +17,10 @@ def test_unnamed_clients_whose_number_changes_are_refused(name, other):
     server = fastagg.aggregator(name, **REMEMBER_CLIENTS[name])
     for seed in range(3):
         server.aggregate(*cohort(3, seed))
-    before = server._memory
+    before = server.state
     with pytest.raises(fastagg.InputError, match=rf"{other} clients where there were 3 before: pass client_ids"):
         server.aggregate(*cohort(other, 5))
-    assert server._memory is before
+    assert server.state is before
     server.aggregate(*cohort(3, 6))
     server.aggregate(*cohort(other, 7), client_ids=list("abcd")[:other])
 
@@ -39,7 +39,7 @@ def test_names_are_not_left_out_later(name, tmp_path):
 
 
 def test_a_dropped_client_does_not_change_the_number():
-    server = fastagg.aggregator("fedadp", on_nonfinite="drop")
+    server = fastagg.aggregator("fedadp", on_bad_client="drop")
     g, clients = cohort(3)
     clients[1]["fc.weight"].fill_(float("nan"))
     assert server.aggregate(g, clients).dropped == [1]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import fastagg
-from fastagg._engine.aggregator import REGISTRY
+from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
-from helpers.every_method import IDS, METHODS, OPTIONS, K, cohort, models, round_info, run
+from helpers.every_method import IDS, METHODS, OPTIONS, K, cohort, models, round_inputs, run
 from helpers.states import same
 
 BAD = 2
@@ -25,7 +25,7 @@ SOME_KEYS = ("conv.weight", "fc.bias", "bn.running_var")
 @pytest.mark.parametrize("key", SOME_KEYS)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_that_is_not_finite_is_named(name, key):
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     g, clients = cohort()
     run(name, g, clients, ids=IDS, server=server)
     state = copy.deepcopy(server.state_dict())
@@ -46,22 +46,22 @@ def test_a_client_that_is_not_finite_is_named(name, key):
 def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
     keep = [k for k in range(K) if k != BAD]
     sizes = torch.arange(1.0, K + 1)
-    options = OPTIONS.get(name, {})
-    dropping, without = (fastagg.aggregator(name, on_nonfinite=w, **options) for w in ("drop", "raise"))
+    options = OPTIONS[name]
+    dropping, without = (fastagg.aggregator(name, on_bad_client=w, **options) for w in ("drop", "raise"))
     for seed in range(2):
         g, clients = cohort(seed=seed)
         clients[BAD][key].view(-1)[0] = -math.inf if key == "fc.bias" else math.nan
-        info = round_info(name)
+        info = round_inputs(name)
         rest = {what: value if what == "proxy" else torch.as_tensor(value)[keep] for what, value in info.items()}
         with caplog.at_level(logging.WARNING, "fastagg"):
-            result = run(name, g, clients, sizes, ids=IDS, server=dropping, info=info)
+            result = run(name, g, clients, sizes, ids=IDS, server=dropping, inputs=info)
         assert f"{name}: client {BAD} (id 'a'): " in caplog.text
         expected = run(
-            name, g, [clients[k] for k in keep], sizes[keep], ids=[IDS[k] for k in keep], server=without, info=rest
+            name, g, [clients[k] for k in keep], sizes[keep], ids=[IDS[k] for k in keep], server=without, inputs=rest
         )
         assert result.dropped == ["a"]
         assert expected.dropped == []
-        if REGISTRY[name].gives == "personalised":
+        if registry()[name].produces == "personalised":
             assert result[BAD] is None
             assert not result.mixing[..., BAD, :].any()
             result_models = [result[k] for k in keep]
@@ -102,7 +102,7 @@ def test_several_are_dropped_and_all_are_named():
     with pytest.raises(fastagg.NonFiniteError, match="client 4, client 5"):
         fastagg.fedavg(g, clients)
     for method in (fastagg.fedavg, fastagg.fedawa, fastagg.simprox, fastagg.fedadam):
-        result = method(g, clients, on_nonfinite="drop")
+        result = method(g, clients, on_bad_client="drop")
         assert result.dropped == [1, 4, 5]
         assert_same_bits(result, method(g, [clients[k] for k in (0, 2, 3, 6)]))
     for sd in clients:
@@ -112,7 +112,7 @@ def test_several_are_dropped_and_all_are_named():
         fastagg.fedavg(g, clients)
     for method in (fastagg.fedavg, fastagg.fedawa):
         with pytest.raises(fastagg.InputError, match="no client is left, none of 7 is finite"):
-            method(g, clients, on_nonfinite="drop")
+            method(g, clients, on_bad_client="drop")
 
 
 @pytest.mark.parametrize("where", ["first", "last", "tail"])
@@ -179,21 +179,21 @@ def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, va
         g, *clients = ({k: v.double() if v.is_floating_point() else v for k, v in sd.items()} for sd in (g, *clients))
     clients[BAD]["fc.weight"].view(-1)[5] = value
     clients[BAD]["fc.bias"][0] = -value
-    options = dict(OPTIONS.get(name, {}))
+    options = dict(OPTIONS[name])
     if name == "fedlaw" and dtype == "float64":
         options["loss"] = lambda output, target: torch.nn.functional.cross_entropy(output.float(), target)
-    server = fastagg.aggregator(name, on_nonfinite="drop", **options)
-    info = round_info(name)
+    server = fastagg.aggregator(name, on_bad_client="drop", **options)
+    info = round_inputs(name)
     if name == "fedlaw":
         info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
-    result = run(name, g, clients, ids=IDS, server=server, info=info)
+    result = run(name, g, clients, ids=IDS, server=server, inputs=info)
     assert result.dropped in ([], ["a"])
     for sd in models(result):
         assert sd is None or all(torch.isfinite(tensor).all() for tensor in sd.values())
     if result.dropped:
         strict = fastagg.aggregator(name, **options)
         with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'a'\)") as caught:
-            run(name, g, clients, ids=IDS, server=strict, info=info)
+            run(name, g, clients, ids=IDS, server=strict, inputs=info)
         assert caught.value.clients == [BAD]
 
 
@@ -202,22 +202,22 @@ def test_too_far_for_float64():
     clients[3]["w"][:] = 1e200
     with pytest.raises(fastagg.NonFiniteError, match="client 3: its distance to the global model is too large"):
         fastagg.simprox(g, clients)
-    result = fastagg.simprox(g, clients, on_nonfinite="drop")
+    result = fastagg.simprox(g, clients, on_bad_client="drop")
     assert result.dropped == [3]
     assert_same_bits(result, fastagg.simprox(g, clients[:3]))
     with pytest.raises(fastagg.InputError, match="the global model is too large for float64"):
-        fastagg.simprox(clients[3], clients[:3], on_nonfinite="drop")
+        fastagg.simprox(clients[3], clients[:3], on_bad_client="drop")
 
 
 def test_a_global_model_that_is_not_finite_cannot_be_dropped():
     g, clients = cohort()
     g["bn.running_var"][0] = math.nan
     with pytest.raises(fastagg.InputError, match=r"the global model: key 'bn.running_var' has values"):
-        fastagg.fednova(g, clients, local_steps=[1] * K, on_nonfinite="drop")
+        fastagg.fednova(g, clients, local_steps=[1] * K, on_bad_client="drop")
     g["fc.bias"][0] = math.nan
     for method in (fastagg.fedawa, fastagg.krum, fastagg.centred_clipping):
         with pytest.raises(fastagg.InputError, match=r"the global model: keys 'fc.bias', 'bn.running_var' have values"):
-            method(g, clients, on_nonfinite="drop")
+            method(g, clients, on_bad_client="drop")
 
 
 def test_what_is_not_read_of_the_global_model_is_not_looked_at():
@@ -235,14 +235,14 @@ def test_dropping_leaves_no_data():
     g, clients = cohort()
     clients[3]["fc.bias"][0] = math.nan
     with pytest.raises(fastagg.InputError, match="sizes sum to zero: no client has data"):
-        fastagg.fedavg(g, clients, [0, 0, 0, 5, 0, 0, 0], on_nonfinite="drop")
+        fastagg.fedavg(g, clients, [0, 0, 0, 5, 0, 0, 0], on_bad_client="drop")
 
 
 def test_dropping_too_many_for_the_method():
     g, clients = cohort(5)
     clients[3]["fc.bias"][0] = math.nan
     with pytest.raises(fastagg.InputError, match="f=1 needs at least 2 f \\+ 3 = 5 clients, got 4"):
-        fastagg.krum(g, clients, on_nonfinite="drop")
+        fastagg.krum(g, clients, on_bad_client="drop")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedawa", "simprox", "krum", "fedamp", "cfl"])
@@ -258,7 +258,7 @@ def test_out_must_not_overlap_a_dropped_client(name):
             name,
             g,
             clients,
-            server=fastagg.aggregator(name, on_nonfinite="drop"),
+            server=fastagg.aggregator(name, on_bad_client="drop"),
             out=[out, *outs[1:]] if outs else out,
         )
     assert_unchanged(clients, before)
@@ -269,30 +269,30 @@ def test_out_of_personal_models():
     clients[3]["conv.weight"][0] = math.nan
     out = [copy.deepcopy(clients[0]) for _ in range(K)]
     untouched = copy.deepcopy(out[3])
-    result = fastagg.fedamp(g, clients, on_nonfinite="drop", out=out)
+    result = fastagg.fedamp(g, clients, on_bad_client="drop", out=out)
     assert result[3] is None
     assert_same_bits(out[3], untouched)
     for k in (0, 1, 2, 4, 5, 6):
         assert result[k]["fc.weight"] is out[k]["fc.weight"]
     with pytest.raises(fastagg.InputError, match="6 state dicts given, 7 needed"):
-        fastagg.fedamp(g, clients, on_nonfinite="drop", out=out[:6])
+        fastagg.fedamp(g, clients, on_bad_client="drop", out=out[:6])
 
 
 def test_logits_of_the_dropped():
     g, clients = cohort()
     clients[3]["conv.weight"][0] = math.nan
     given = np.linspace(0, 1, K)
-    result = fastagg.fedawa(g, clients, on_nonfinite="drop", logits=given)
+    result = fastagg.fedawa(g, clients, on_bad_client="drop", logits=given)
     assert result.logits[3] == given[3]
-    again = fastagg.fedawa(g, clients, on_nonfinite="drop", logits=result.logits)
+    again = fastagg.fedawa(g, clients, on_bad_client="drop", logits=result.logits)
     assert again.logits[3] == given[3]
 
 
 @pytest.mark.parametrize("bad", ["skip", None, True, 0])
 def test_the_option_is_checked(bad):
     for name in METHODS:
-        with pytest.raises(ValueError, match=f"{name}: on_nonfinite={bad!r}; expected one of 'raise', 'drop'"):
-            fastagg.aggregator(name, on_nonfinite=bad)
+        with pytest.raises(ValueError, match=f"{name}: on_bad_client={bad!r}; expected one of 'raise', 'drop'"):
+            fastagg.aggregator(name, on_bad_client=bad)
     _, clients = cohort()
     with pytest.raises(ValueError, match="expected 'raise' or 'pass'"):
         fastagg.mix(clients, [1] * K, on_nonfinite="drop")
@@ -303,7 +303,7 @@ def test_round_info_of_the_wrong_length_is_not_cut_to_fit():
     clients[3]["conv.weight"][0] = math.nan
     for method, info in ((fastagg.simprox, "lengths"), (fastagg.weiavg, "entropies"), (fastagg.fednova, "local_steps")):
         with pytest.raises(fastagg.InputError, match=info):
-            method(g, clients, on_nonfinite="drop", **{info: [1.0] * (K + 1)})
+            method(g, clients, on_bad_client="drop", **{info: [1.0] * (K + 1)})
 
 
 def test_errors_travel_between_processes():

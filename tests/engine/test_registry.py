@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import fastagg
-from fastagg._engine.aggregator import REGISTRY
+from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, snapshot
-from helpers.every_method import METHODS, NEEDS_MANY, OPTIONS, ROBUST, K, cohort, models, round_info, run
+from helpers.every_method import METHODS, NEEDS_MANY, OPTIONS, ROBUST, K, cohort, models, round_inputs, run
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -36,7 +36,7 @@ def test_a_round(name):
         assert sd.weights.shape[-1] == K
         counters = torch.stack([client["bn.num_batches_tracked"] for client in clients])
         assert sd["bn.num_batches_tracked"] == (counters.median() if name in ROBUST else counters.max())
-    gives = REGISTRY[name].gives
+    gives = registry()[name].produces
     assert isinstance(result, list) == (gives != "global")
     if gives == "personalised":
         assert len(result) == K
@@ -49,11 +49,11 @@ def test_clients_in_another_order_give_the_same_bits(name):
     g, clients = cohort()
     sizes = torch.arange(1.0, K + 1)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    info = round_info(name)
+    info = round_inputs(name)
     moved = {k: torch.as_tensor(v)[order] if k != "proxy" else v for k, v in info.items()}
     there = run(name, g, clients, sizes, ids=list("abcdefg"))
-    back = run(name, g, [clients[k] for k in order], sizes[order], ids=["abcdefg"[k] for k in order], info=moved)
-    gives = REGISTRY[name].gives
+    back = run(name, g, [clients[k] for k in order], sizes[order], ids=["abcdefg"[k] for k in order], inputs=moved)
+    gives = registry()[name].produces
     if gives == "global":
         assert torch.equal(back.weights, there.weights[..., order])
         assert_same_bits(back, there)
@@ -109,11 +109,11 @@ def test_degenerate_cohorts_give_no_nan(name, case):
 def test_a_server_resumes_where_it_stopped(name):
     ids = [f"c{k}" for k in range(K)]
     rounds = [cohort(seed=seed) for seed in range(3)]
-    steady, stopped = (fastagg.aggregator(name, **OPTIONS.get(name, {})) for _ in range(2))
+    steady, stopped = (fastagg.aggregator(name, **OPTIONS[name]) for _ in range(2))
     for g, clients in rounds[:2]:
         run(name, g, clients, ids=ids, server=steady)
         run(name, g, clients, ids=ids, server=stopped)
-    resumed = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    resumed = fastagg.aggregator(name, **OPTIONS[name])
     resumed.load_state_dict(copy.deepcopy(stopped.state_dict()))
     g, clients = rounds[2]
     expected, got = (run(name, g, clients, ids=ids, server=server) for server in (steady, resumed))
@@ -128,7 +128,7 @@ def test_a_server_resumes_where_it_stopped(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_bad_round_changes_nothing(name):
     g, clients = cohort()
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     run(name, g, clients, server=server)
     state = repr(server.state_dict())
     bad = copy.deepcopy(clients)
@@ -159,12 +159,12 @@ def test_out_and_numpy(name):
 
 
 def test_the_list():
-    listed = {m.name: m for m in fastagg.methods()}
-    assert listed.keys() == REGISTRY.keys()
+    listed = {m.name: m for m in fastagg.list_methods()}
+    assert listed.keys() == registry().keys()
     for m in listed.values():
         assert m.description.endswith(".")
         assert m.paper
-        assert m.gives in ("global", "personalised", "clusters")
+        assert m.produces in ("global", "personalised", "clusters")
         assert m.name in str(m)
         if m.name != "fedlaw":
             assert callable(getattr(fastagg, m.name))

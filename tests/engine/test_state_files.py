@@ -17,7 +17,7 @@ import torch
 import fastagg
 from fastagg._engine import atomic, saved
 from helpers.cohort import assert_same_bits
-from helpers.every_method import IDS, METHODS, OPTIONS, cohort, models, round_info
+from helpers.every_method import IDS, METHODS, OPTIONS, cohort, models, round_inputs
 from helpers.states import same
 
 REMEMBERS = OPTIONS | {"fedawa": {"variant": "released"}}
@@ -29,7 +29,7 @@ def server(name):
 
 def play(aggregator, seed):
     g, clients = cohort(seed=seed)
-    return aggregator.aggregate(g, clients, client_ids=IDS, **round_info(aggregator.name))
+    return aggregator.aggregate(g, clients, client_ids=IDS, **round_inputs(aggregator.name))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -286,7 +286,7 @@ INTERRUPTED = """
 import sys, fastagg._engine.files.job, fastagg._engine.files.streamed
 from fastagg.cli import main
 def stop(self, *_): raise KeyboardInterrupt
-fastagg._engine.files.streamed.Writing.mark = stop
+fastagg._engine.files.streamed.SlabOutputs.mark = stop
 sys.exit(main(sys.argv[1:]))
 """
 

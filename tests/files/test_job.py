@@ -20,7 +20,7 @@ import fastagg
 from fastagg import InputError, NonFiniteError
 from fastagg._engine.files.job import Job, by_client, byte_count
 from helpers.cohort import DTYPES, make
-from helpers.every_method import METHODS, OPTIONS, cohort, models, round_info
+from helpers.every_method import METHODS, OPTIONS, cohort, models, round_inputs
 from helpers.model_files import assert_same_model, load_model, read_round, write_raw, write_round, write_shards
 
 ON_FILES = [name for name in METHODS if name != "fedlaw"]
@@ -45,10 +45,10 @@ def same_numbers(found, expected):
 def test_every_method_gives_the_bits_of_memory(name, tmp_path):
     center, paths = write_round(tmp_path / "in", *cohort())
     sizes = [3, 1, 4, 1, 5, 9, 2]
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     g, clients = read_round(center, paths)
-    expected = server.aggregate(g, clients, sizes, IDS, **round_info(name))
-    options = OPTIONS.get(name, {}) | round_info(name)
+    expected = server.aggregate(g, clients, sizes, IDS, **round_inputs(name))
+    options = OPTIONS[name] | round_inputs(name)
     job = Job(name, center, paths[::-1], tmp_path / "out", sizes=dict(zip(IDS, sizes, strict=True)), options={
         key: value.flip(0) if isinstance(value, torch.Tensor) else value[::-1] if isinstance(value, list) else value
         for key, value in options.items()
@@ -58,13 +58,13 @@ def test_every_method_gives_the_bits_of_memory(name, tmp_path):
     assert found.passes == planned["passes"]
     assert found.dropped == []
     assert found.clients == IDS[::-1]
-    if server.gives == "personalised":
+    if server.produces == "personalised":
         found.paths = {client: found.paths[client] for client in IDS}
-    if server.gives == "clusters":
+    if server.produces == "clusters":
         assert json.loads((tmp_path / "out" / "clusters.json").read_text()) == {"cluster-0": IDS}
     for path, model in zip(found.paths.values(), models(expected), strict=True):
         assert_same_model(load_model(path), dict(model))
-    for attribute, axes in (("weights", (-1,)), ("mixing", (-1,) if server.gives == "clusters" else (-2, -1))):
+    for attribute, axes in (("weights", (-1,)), ("mixing", (-1,) if server.produces == "clusters" else (-2, -1))):
         value = getattr(found, attribute)
         if value is not None:
             assert torch.equal(value.flip(axes), getattr(expected, attribute))
@@ -115,7 +115,7 @@ def test_medians_of_buffers(dtype, tmp_path):
     center, paths = write_round(tmp_path / "in", g, clients)
     with pytest.raises(fastagg.NonFiniteError, match=r"client 3 \(id 'c3'\): key 'bn.running_mean'"):
         fastagg.aggregate_files("krum", center, paths, tmp_path / "o.safetensors", memory=400_000)
-    found = fastagg.aggregate_files("krum", center, paths, tmp_path / "o.safetensors", f=0, on_nonfinite="drop")
+    found = fastagg.aggregate_files("krum", center, paths, tmp_path / "o.safetensors", f=0, on_bad_client="drop")
     expected = fastagg.krum(g, clients[:3] + clients[4:], f=0)
     assert found.dropped == ["c3"]
     assert_same_model(load_model(found.paths["o"]), dict(expected))
@@ -202,8 +202,8 @@ def test_clients_that_are_not_finite(name, tmp_path):
     with pytest.raises(NonFiniteError, match=re.escape(str(said.value))):
         fastagg.aggregator(name).aggregate(g, clients, client_ids=IDS[:5])
     assert os.listdir(out) == [] if out.exists() else True
-    expected = fastagg.aggregator(name, on_nonfinite="drop").aggregate(g, clients, client_ids=IDS[:5])
-    found = fastagg.aggregate_files(name, center, paths, out, on_nonfinite="drop", memory=2_000_000)
+    expected = fastagg.aggregator(name, on_bad_client="drop").aggregate(g, clients, client_ids=IDS[:5])
+    found = fastagg.aggregate_files(name, center, paths, out, on_bad_client="drop", memory=2_000_000)
     assert found.dropped == expected.dropped == ["c1", "c3"]
     same_numbers(found, expected)
     good = [model for model in models(expected) if model is not None]
@@ -248,15 +248,15 @@ def test_mean_updates_of_sixteen_bit_models(dtype, options, tmp_path):
 @pytest.mark.parametrize("name", ON_FILES)
 def test_an_aggregator_forgets_a_round_whose_model_was_not_written(name, tmp_path, monkeypatch):
     center, paths = write_round(tmp_path / "in", *cohort())
-    server = fastagg.aggregator(name, **OPTIONS.get(name, {}))
+    server = fastagg.aggregator(name, **OPTIONS[name])
     before = str(server.state_dict())
     monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.raises(OSError, match="no space left"):
-        fastagg.aggregate_files(server, center, paths, tmp_path / "out", **round_info(name))
+        fastagg.aggregate_files(server, center, paths, tmp_path / "out", **round_inputs(name))
     assert str(server.state_dict()) == before
     assert os.listdir(tmp_path / "out") == []
     monkeypatch.undo()
-    fastagg.aggregate_files(server, center, paths, tmp_path / "out", **round_info(name))
+    fastagg.aggregate_files(server, center, paths, tmp_path / "out", **round_inputs(name))
 
 
 def test_what_is_refused_before_anything_is_read(tmp_path):

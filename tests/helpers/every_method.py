@@ -5,45 +5,24 @@ from __future__ import annotations
 import torch
 
 import fastagg
-from fastagg._engine.aggregator import REGISTRY
+from fastagg._engine.registry import registry
 from helpers.cohort import make
 
 SHAPES = {"conv.weight": (6, 3, 3, 3), "bn.weight": (6,), "bn.bias": (6,), "fc.weight": (4, 24), "fc.bias": (4,)}
-K, CLASSES = 7, 4
+K = 7
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
+METHODS = sorted(registry())
+OPTIONS = {name: cls.example_round(K).options for name, cls in registry().items()}
 
 
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 6, 3, bias=False)
-        self.bn = torch.nn.BatchNorm2d(6)
-        self.fc = torch.nn.Linear(24, CLASSES)
-
-    def forward(self, x):
-        return self.fc(torch.relu(self.bn(self.conv(x))).flatten(1))
+def round_inputs(name, clients=K):
+    return registry()[name].example_round(clients).inputs
 
 
-def proxy():
-    generator = torch.Generator().manual_seed(5)
-    return [
-        (torch.randn(8, 3, 4, 4, generator=generator), torch.randint(CLASSES, (8,), generator=generator))
-        for _ in range(2)
-    ]
-
-
-OPTIONS = {"krum": {"f": 1}, "multi_krum": {"f": 1}, "fedlaw": {"model": Net(), "epochs": 3, "progress": False}}
-
-
-def round_info(name, clients=K):
-    generator = torch.Generator().manual_seed(9)
-    shares = torch.rand(clients, CLASSES, generator=generator, dtype=torch.float64) + 0.1
-    return {
-        "feddisco": {"label_dist": shares},
-        "cwfedavg": {"class_dist": shares},
-        "fednova": {"local_steps": list(range(1, clients + 1))},
-        "fedlaw": {"proxy": proxy()},
-    }.get(name, {})
+def some_of(name, inputs, order):
+    """The inputs of a round for some of its clients, in this order"""
+    per_client = {spec.name for spec in registry()[name].round_inputs if spec.per_client}
+    return {what: torch.as_tensor(value)[order] if what in per_client else value for what, value in inputs.items()}
 
 
 def cohort(clients=K, seed=0, scale=1e-2):
@@ -55,16 +34,15 @@ def cohort(clients=K, seed=0, scale=1e-2):
     return g, sds
 
 
-def run(name, g, clients, sizes=None, *, ids=None, info=None, server=None, **more):
-    server = server or fastagg.aggregator(name, **OPTIONS.get(name, {}))
-    info = round_info(name, len(clients)) if info is None else info
-    return server.aggregate(g, clients, sizes, ids, **info, **more)
+def run(name, g, clients, sizes=None, *, ids=None, inputs=None, server=None, **more):
+    server = server or fastagg.aggregator(name, **OPTIONS[name])
+    inputs = round_inputs(name, len(clients)) if inputs is None else inputs
+    return server.aggregate(g, clients, sizes, ids, **inputs, **more)
 
 
 def models(result):
     return list(result) if isinstance(result, list) else [result]
 
 
-METHODS = sorted(REGISTRY)
-NEEDS_MANY = {"krum", "multi_krum"}  # K >= 2 f + 3
-ROBUST = {*NEEDS_MANY, "geometric_median", "centred_clipping"}  # what is not a parameter is a median
+NEEDS_MANY = {name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).min_clients > 1}
+ROBUST = {name for name, cls in registry().items() if cls.buffers == "median"}  # of what is not a parameter

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 import fastagg
-from fastagg._engine.aggregator import REGISTRY, option_fields
+from fastagg._engine.registry import SHARED, own_options, registry
 from fastagg.integrations.flower import FastAgg, pack, unpack, view
 from helpers import every_method
 from helpers.flower_nodes import NODES, Nodes, content, replies, same, started
@@ -26,7 +26,7 @@ SIZES = [10, 20, 5, 40, 7, 3, 15]
 
 
 def contents_of(name, sds, sizes):
-    info = every_method.round_info(name, len(sds))
+    info = every_method.round_inputs(name, len(sds))
     told = {key: value for key, value in info.items() if key != "proxy"}
     return [
         content(sd, n, **{key: np.asarray(value)[k].tolist() for key, value in told.items()})
@@ -34,12 +34,12 @@ def contents_of(name, sds, sizes):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", sorted(registry()))
 def test_every_method_gives_what_it_gives_without_flower(name):
     g, sds = every_method.cohort()
     expected = every_method.run(name, g, sds, SIZES, ids=NODES)
     proxy = {"proxy": every_method.proxy()} if name == "fedlaw" else None
-    strategy = FastAgg(name, round_info=proxy, **every_method.OPTIONS.get(name, {}))
+    strategy = FastAgg(name, round_info=proxy, **every_method.OPTIONS[name])
     started(strategy, g)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -47,9 +47,9 @@ def test_every_method_gives_what_it_gives_without_flower(name):
     assert metrics["fastagg-clients"] == NODES
     assert metrics["fastagg-dropped"] == []
     assert MetricRecord.inflate(metrics.deflate()) == metrics  # 64-bit node ids survive Flower's serialisation
-    assert ("fastagg-coherence" in metrics) == (expected.gram is not None and REGISTRY[name].gives != "clusters")
+    assert ("fastagg-coherence" in metrics) == (expected.gram is not None and registry()[name].produces != "clusters")
     assert not {"class_dist", "label_dist", "local_steps"} & set(metrics)
-    if REGISTRY[name].gives == "global":
+    if registry()[name].produces == "global":
         same(unpack(arrays), expected)
         if expected.weights.dim() == 1:
             assert metrics["fastagg-weights"] == expected.weights.tolist()
@@ -62,7 +62,7 @@ def test_every_method_gives_what_it_gives_without_flower(name):
 
 def test_no_method_has_an_option_that_flower_has():
     theirs = set(FlowerFedAvg.__init__.__annotations__)
-    assert not any(theirs & {f.name for f in option_fields(cls)} for cls in REGISTRY.values())
+    assert not any(theirs & {f.name for f in option_fields(cls)} for cls in registry().values())
 
 
 def test_fedavg_agrees_with_flowers_own():
@@ -164,10 +164,10 @@ def test_every_node_gets_its_own_model(method):
         got[message.metadata.dst_node_id].append(message.content["arrays"])
         return RecordDict({"m": MetricRecord({"num-examples": 1, "acc": 1.0})})
 
-    strategy = FastAgg(method, on_nonfinite="drop")
+    strategy = FastAgg(method, on_bad_client="drop")
     initial = pack(g)
     result = strategy.start(Nodes(NODES[:3], train, evaluate), initial, num_rounds=2)
-    first = every_method.REGISTRY[method]().aggregate(g, sds, [10] * 3, NODES[:3])
+    first = every_method.registry()[method]().aggregate(g, sds, [10] * 3, NODES[:3])
     for node, model in zip(NODES, first, strict=False):
         before, evaluated, trained, _ = got[node]
         assert before == initial
@@ -231,7 +231,7 @@ def test_round_info_may_depend_on_the_round():
 
 
 def test_options():
-    strategy = FastAgg("simprox", lam=0.25, fraction_train=0.5, weighted_by_key="n", on_nonfinite="drop")
+    strategy = FastAgg("simprox", lam=0.25, fraction_train=0.5, weighted_by_key="n", on_bad_client="drop")
     assert (strategy.aggregator.lam, strategy.fraction_train, strategy.weighted_by_key) == (0.25, 0.5, "n")
     with pytest.raises(TypeError, match="did you mean 'lam'"):
         FastAgg("simprox", lamm=0.25)

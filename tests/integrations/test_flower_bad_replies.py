@@ -54,7 +54,7 @@ def test_a_bad_reply_is_named_or_left_out(kind, caplog):
     with pytest.raises(fastagg.InputError, match=str(nodes[1])) as caught:
         started(FastAgg("fedawa"), g, nodes).aggregate_train(1, replies(nodes, contents))
     assert word in str(caught.value)
-    strategy = started(FastAgg("fedawa", on_nonfinite="drop"), g, nodes)
+    strategy = started(FastAgg("fedawa", on_bad_client="drop"), g, nodes)
     with caplog.at_level(logging.WARNING, "fastagg"):
         arrays, metrics = strategy.aggregate_train(1, replies(nodes, contents))
     assert str(nodes[1]) in caplog.text
@@ -73,7 +73,7 @@ def test_of_two_replies_of_a_node_the_first_counts(method):
     given = replies(nodes, [content(sd) for sd in sds])
     with pytest.raises(fastagg.InputError, match=f"node {NODES[1]}.*second reply"):
         started(FastAgg(method), g).aggregate_train(1, given)
-    arrays, metrics = started(FastAgg(method, on_nonfinite="drop"), g).aggregate_train(1, given)
+    arrays, metrics = started(FastAgg(method, on_bad_client="drop"), g).aggregate_train(1, given)
     once, _ = started(FastAgg(method), g).aggregate_train(1, [given[0], given[1], given[3]])
     assert arrays == once
     assert metrics["fastagg-clients"] == NODES[:3]
@@ -93,7 +93,7 @@ def test_rounds_that_leave_nothing_keep_the_model():
         return content({1: sds[0], 2: nan, 4: sds[0], 5: sds[0]}[r], 0 if r == 4 else 10)
 
     evaluate = lambda message: RecordDict({"m": MetricRecord({"num-examples": 0, "acc": 1.0})})  # noqa: E731
-    strategy = FastAgg("fedavg", on_nonfinite="drop")
+    strategy = FastAgg("fedavg", on_bad_client="drop")
     result = strategy.start(Nodes(NODES[:2], train, evaluate), pack(g), num_rounds=5)
     same(unpack(result.arrays), sds[0])
     dropped = {r: metrics["fastagg-dropped"] for r, metrics in result.train_metrics_clientapp.items()}
@@ -109,7 +109,7 @@ def test_bad_evaluations_are_left_out_too():
     more = RecordDict({"m": MetricRecord({"num-examples": 6, "acc": 0.9})})
     for bad in ({"acc": 1.0}, {"num-examples": 1, "acc": [1.0, 2.0]}, {"num-examples": -1, "acc": 1.0}):
         given = [good, RecordDict({"m": MetricRecord(bad)}), more]
-        metrics = FastAgg(on_nonfinite="drop").aggregate_evaluate(1, replies(NODES[:3], given))
+        metrics = FastAgg(on_bad_client="drop").aggregate_evaluate(1, replies(NODES[:3], given))
         assert metrics["acc"] == pytest.approx(0.8)
         with pytest.raises(fastagg.InputError, match=f"node {NODES[1]}"):
             FastAgg().aggregate_evaluate(1, replies(NODES[:3], given))
@@ -123,8 +123,8 @@ def test_metrics_that_are_not_finite_are_left_out_of_averages(bad, caplog):
         {"loss": 2.0, "acc": 0.9, "per": [3.0, 4.0]},
     ]  # fmt: skip
     contents = [content(sd, n, **metrics) for sd, n, metrics in zip(sds, (2, 6, 2), told, strict=True)]
-    for on_nonfinite in ("raise", "drop"):
-        strategy = started(FastAgg(on_nonfinite=on_nonfinite), g, NODES[:3])
+    for on_bad_client in ("raise", "drop"):
+        strategy = started(FastAgg(on_bad_client=on_bad_client), g, NODES[:3])
         caplog.clear()
         with caplog.at_level(logging.WARNING, "fastagg"):
             _, metrics = strategy.aggregate_train(1, replies(NODES[:3], contents))

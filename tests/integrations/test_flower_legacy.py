@@ -18,7 +18,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 import fastagg
-from fastagg._engine.aggregator import REGISTRY, option_fields
+from fastagg._engine.registry import SHARED, own_options, registry
 from fastagg.integrations.flower import FastAggLegacy
 from helpers import every_method
 
@@ -66,25 +66,25 @@ def same(parameters, sd):
         assert mine.dtype == np.asarray(value).dtype
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@pytest.mark.parametrize("name", sorted(registry()))
 def test_every_method_gives_what_it_gives_without_flower(name):
     g, sds = every_method.cohort()
     ids = [f"client-{k}" for k in range(len(sds))]
     expected = every_method.run(name, g, sds, SIZES, ids=ids)
-    info = every_method.round_info(name)
+    info = every_method.round_inputs(name)
     told = [
         {key: json.dumps(np.asarray(value)[k].tolist()) for key, value in info.items() if key != "proxy"}
         for k in range(len(sds))
     ]
     proxy = {"proxy": info["proxy"]} if name == "fedlaw" else None
-    strategy = FastAggLegacy(name, keys=every_method.Net(), round_info=proxy, **every_method.OPTIONS.get(name, {}))
+    strategy = FastAggLegacy(name, keys=every_method.Net(), round_info=proxy, **every_method.OPTIONS[name])
     order = list(every_method.Net().state_dict())
     g, sds = {key: g[key] for key in order}, [{key: sd[key] for key in order} for sd in sds]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parameters, metrics = started(strategy, g, 7).aggregate_fit(1, fits(sds, metrics=told), [])
     assert json.loads(metrics["fastagg-clients"]) == ids
-    if REGISTRY[name].gives == "global":
+    if registry()[name].produces == "global":
         same(parameters, {key: expected[key] for key in order})
     else:
         mean = fastagg.fedavg(g, sds, SIZES, client_ids=ids)
@@ -97,7 +97,7 @@ def test_every_method_gives_what_it_gives_without_flower(name):
 
 def test_no_method_has_an_option_that_flower_has():
     theirs = set(FedAvg.__init__.__annotations__)
-    assert not any(theirs & {f.name for f in option_fields(cls)} for cls in REGISTRY.values())
+    assert not any(theirs & {f.name for f in option_fields(cls)} for cls in registry().values())
 
 
 def test_parameters_are_read_where_they_are():
@@ -135,7 +135,7 @@ def test_bad_replies_are_named_or_left_out(caplog):
         with pytest.raises(fastagg.InputError, match="client-1") as caught:
             started(FastAggLegacy("fedawa", keys=names), g, 3).aggregate_fit(1, given, [])
         assert word in str(caught.value)
-        strategy = started(FastAggLegacy("fedawa", keys=names, on_nonfinite="drop"), g, 3)
+        strategy = started(FastAggLegacy("fedawa", keys=names, on_bad_client="drop"), g, 3)
         parameters, metrics = strategy.aggregate_fit(1, given, [])
         assert json.loads(metrics["fastagg-dropped"]) == ["client-1"]
         assert word in caplog.text
@@ -147,7 +147,7 @@ def test_what_clients_say_of_themselves_is_checked():
     g, sds = every_method.cohort(3)
     for bad in ("[1, 2", "[[1]]", "{}", "[NaN]", "1" * 400, float("nan"), b"1", "0", "[" * 100_000):
         told = [{"local_steps": 3}, {"local_steps": bad}, {"local_steps": 4}]
-        strategy = started(FastAggLegacy("fednova", on_nonfinite="drop"), g, 3)
+        strategy = started(FastAggLegacy("fednova", on_bad_client="drop"), g, 3)
         parameters, metrics = strategy.aggregate_fit(1, fits(sds, metrics=told), [])
         assert json.loads(metrics["fastagg-dropped"]) == ["client-1"]
         assert parameters is not None
@@ -166,7 +166,7 @@ def test_a_strategy_can_be_copied_and_pickled():
 def test_rounds_that_leave_nothing():
     g, sds = every_method.cohort(2)
     nan = {key: value * float("nan") if value.is_floating_point() else value for key, value in sds[0].items()}
-    strategy = started(FastAggLegacy(on_nonfinite="drop"), g, 2)
+    strategy = started(FastAggLegacy(on_bad_client="drop"), g, 2)
     parameters, metrics = strategy.aggregate_fit(1, fits([nan, nan]), [])
     assert parameters is None
     assert json.loads(metrics["fastagg-dropped"]) == ["client-0", "client-1"]

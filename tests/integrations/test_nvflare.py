@@ -201,7 +201,7 @@ def test_a_bad_model_is_named_or_left_out(sent, returned, how, method, on_disk, 
         clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(clients)]
     with pytest.raises(fastagg.InputError, match=r"site-1.*2\.weight"):
         run(FastAggAggregator(method), sent, clients)
-    result = run(FastAggAggregator(method, on_nonfinite="drop"), sent, clients, accuracy=(float("nan"), 0.5, 0.5))
+    result = run(FastAggAggregator(method, on_bad_client="drop"), sent, clients, accuracy=(float("nan"), 0.5, 0.5))
     expected = fastagg.aggregator(method).aggregate(sent, returned[1:], SIZES[1:], SITES[1:])
     assert_equal(result.params, dict(expected))
     assert result.meta["fastagg_dropped"] == ["site-1"]
@@ -214,7 +214,7 @@ def test_a_bad_weight_is_named_or_left_out(sent, returned, weight):
     sizes = (100, weight, 50)
     with pytest.raises(fastagg.InputError, match=r"site-2.*NUM_STEPS_CURRENT_ROUND"):
         run(FastAggAggregator(), sent, returned, sizes=sizes)
-    result = run(FastAggAggregator(on_nonfinite="drop"), sent, returned, sizes=sizes)
+    result = run(FastAggAggregator(on_bad_client="drop"), sent, returned, sizes=sizes)
     assert result.meta["fastagg_weights"] == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
     assert result.meta["fastagg_dropped"] == ["site-2"]
 
@@ -247,7 +247,7 @@ def test_what_clients_say_reaches_the_method(sent, returned):
     for bad in (None, "x", -1, float("nan"), [1, 2]):
         with pytest.raises(fastagg.InputError, match=r"site-3.*local_steps"):
             run(FastAggAggregator("fednova"), sent, returned, local_steps=(2, 9, bad))
-        result = run(FastAggAggregator("fednova", on_nonfinite="drop"), sent, returned, local_steps=(2, 9, bad))
+        result = run(FastAggAggregator("fednova", on_bad_client="drop"), sent, returned, local_steps=(2, 9, bad))
         assert result.meta["fastagg_dropped"] == ["site-3"]
     honest, forged = (
         run(FastAggAggregator("fedawa"), sent, returned, **kw) for kw in ({}, {"logits": (9.0, 0.0, 0.0)})
@@ -257,7 +257,7 @@ def test_what_clients_say_reaches_the_method(sent, returned):
 
 def test_a_subclass_gives_other_round_info(sent, returned):
     class Remembering(FastAggAggregator):
-        def round_info(self):
+        def round_inputs(self):
             return {"logits": [0.0, 1.0, 2.0]}
 
     weights = run(Remembering("fedawa", {"variant": "released"}), sent, returned, order=[1, 2, 0]).meta[
@@ -270,7 +270,7 @@ def test_a_subclass_gives_other_round_info(sent, returned):
 def test_nobody_left_keeps_the_global_model(sent, returned, kind):
     clients = [broken(sd, "nan") for sd in returned]
     for bad in (clients, [broken(sd, "dtype") for sd in returned]):
-        result = run(FastAggAggregator("fedawa", on_nonfinite="drop"), sent, bad, kind)
+        result = run(FastAggAggregator("fedawa", on_bad_client="drop"), sent, bad, kind)
         new = FLModelUtils.update_model(FLModel(params=dict(sent)), result)
         assert_equal(new.params, sent)
         assert result.meta["fastagg_dropped"] == list(SITES)
@@ -292,7 +292,7 @@ def test_nobody_left_keeps_the_global_model(sent, returned, kind):
 def test_a_round_that_cannot_be_aggregated_keeps_the_global_model(sent, returned, method, options, sizes, told):
     with pytest.raises(fastagg.InputError):
         run(FastAggAggregator(method, options), sent, returned, sizes=sizes, **told)
-    result = run(FastAggAggregator(method, options, on_nonfinite="drop"), sent, returned, sizes=sizes, **told)
+    result = run(FastAggAggregator(method, options, on_bad_client="drop"), sent, returned, sizes=sizes, **told)
     assert_equal(result.params, sent)
     assert result.meta["fastagg_dropped"] == list(SITES)
     assert result.meta["fastagg_weights"] == {}
@@ -301,7 +301,7 @@ def test_a_round_that_cannot_be_aggregated_keeps_the_global_model(sent, returned
 def test_a_number_of_steps_out_of_range_is_named_or_left_out(sent, returned):
     with pytest.raises(fastagg.InputError, match=r"site-1.*local steps"):
         run(FastAggAggregator("fednova"), sent, returned, local_steps=(1e308, 2, 3))
-    result = run(FastAggAggregator("fednova", on_nonfinite="drop"), sent, returned, local_steps=(1e308, 2, 3))
+    result = run(FastAggAggregator("fednova", on_bad_client="drop"), sent, returned, local_steps=(1e308, 2, 3))
     assert result.meta["fastagg_dropped"] == ["site-1"]
 
 
@@ -312,7 +312,7 @@ def test_a_number_of_steps_out_of_range_is_named_or_left_out(sent, returned):
 def test_a_client_that_tells_only_zeros_is_named_or_left_out(sent, returned, method, told):
     with pytest.raises(fastagg.InputError, match=r"site-1.*not all 0"):
         run(FastAggAggregator(method), sent, returned, **told)
-    result = run(FastAggAggregator(method, on_nonfinite="drop"), sent, returned, **told)
+    result = run(FastAggAggregator(method, on_bad_client="drop"), sent, returned, **told)
     assert result.meta["fastagg_dropped"] == ["site-1"]
 
 
@@ -321,7 +321,7 @@ def test_params_that_are_no_state_dict(sent, returned, params):
     clients = [params, *returned[1:]]
     with pytest.raises(fastagg.InputError, match=r"site-1.*no dict"):
         run(FastAggAggregator(), sent, clients)
-    assert run(FastAggAggregator(on_nonfinite="drop"), sent, clients).meta["fastagg_dropped"] == ["site-1"]
+    assert run(FastAggAggregator(on_bad_client="drop"), sent, clients).meta["fastagg_dropped"] == ["site-1"]
 
 
 @pytest.mark.parametrize("strange", [np.ones(3), torch.ones(3), 10**400])
@@ -329,16 +329,16 @@ def test_metrics_that_cannot_be_averaged(sent, returned, strange):
     accuracy = (np.ones(2), strange, 0.5)
     with pytest.raises(fastagg.InputError, match=r"site-2.*metrics"):
         run(FastAggAggregator(), sent, returned, accuracy=accuracy)
-    result = run(FastAggAggregator(on_nonfinite="drop"), sent, returned, accuracy=accuracy)
+    result = run(FastAggAggregator(on_bad_client="drop"), sent, returned, accuracy=accuracy)
     assert result.metrics is None
     assert result.meta["fastagg_dropped"] == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan"), np.array([np.nan])])
 def test_metrics_that_are_not_finite_are_left_out_of_averages(sent, returned, bad):
-    for on_nonfinite in ("raise", "drop"):
+    for on_bad_client in ("raise", "drop"):
         result = run(
-            FastAggAggregator(on_nonfinite=on_nonfinite), sent, returned, sizes=(1, 5, 3), accuracy=(0.1, bad, 0.5)
+            FastAggAggregator(on_bad_client=on_bad_client), sent, returned, sizes=(1, 5, 3), accuracy=(0.1, bad, 0.5)
         )
         assert result.metrics == pytest.approx({"accuracy": 0.4})
         assert list(result.meta["fastagg_weights"]) == list(SITES)  # its model counts
@@ -362,12 +362,12 @@ def test_a_factor_cannot_make_a_weight_infinite(sent, returned):
 
 
 def test_kinds_do_not_mix(sent, returned):
-    for aggregator in (FastAggAggregator(), FastAggAggregator(on_nonfinite="drop")):
+    for aggregator in (FastAggAggregator(), FastAggAggregator(on_bad_client="drop")):
         aggregator.reset_stats()
         event(aggregator, sent)
         for name, sd, kind in zip(SITES, returned, ("FULL", "DIFF", "FULL"), strict=True):
             aggregator.accept_model(fl_model(name, sd, kind, 1))
-        if aggregator.on_nonfinite == "raise":
+        if aggregator.on_bad_client == "raise":
             with pytest.raises(fastagg.InputError, match=r"site-2.*DIFF"):
                 aggregator.aggregate_model()
         else:

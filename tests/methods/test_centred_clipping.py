@@ -155,7 +155,7 @@ def test_the_previous_aggregate_is_saved_and_checked(tmp_path):
 
 
 def test_who_is_not_finite_is_named_with_a_previous_aggregate_too():
-    server = CentredClipping(center="previous", on_nonfinite="drop")
+    server = CentredClipping(center="previous", on_bad_client="drop")
     g, clients = cohort(dtype=torch.float32)
     server.aggregate(g, clients)
     clients[2]["fc.bias"][0] = math.nan

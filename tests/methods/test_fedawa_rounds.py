@@ -107,7 +107,7 @@ def test_logits_by_position_stay_where_they_are():
 
 def test_logits_by_position_pass_over_a_dropped_client():
     global_sd, clients = make_cohort(torch.float32, 3)
-    server = fastagg.FedAWA(variant="released", logits_by="position", on_nonfinite="drop", lr=0.05)
+    server = fastagg.FedAWA(variant="released", logits_by="position", on_bad_client="drop", lr=0.05)
     server.aggregate(global_sd, clients, None, list("cab"))
     before = server.state_dict()["logits"].clone()
     bad = {key: value * math.nan if value.is_floating_point() else value for key, value in clients[1].items()}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastagg import InputError
-from fastagg._engine.aggregator import Cohort
+from fastagg._engine.cohort import Cohort
 from fastagg.methods.feddisco import FedDisco, feddisco
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
 

@@ -17,7 +17,7 @@ from torch import nn
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine import table as tables
-from fastagg._engine.aggregator import Cohort
+from fastagg._engine.cohort import Cohort
 from fastagg.methods.fedlaw import FedLAW, Trainer, client_weights, fedlaw, shrinking
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, snapshot
 

@@ -156,7 +156,7 @@ def test_a_client_with_an_odd_number_of_steps_is_named_or_dropped(dtype, bad, mo
     with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'e'\)") as caught:
         fednova(g, clients, local_steps=steps, client_ids=ids, momentum=momentum)
     assert caught.value.clients == [2]
-    result = fednova(g, clients, local_steps=steps, client_ids=ids, on_nonfinite="drop", momentum=momentum)
+    result = fednova(g, clients, local_steps=steps, client_ids=ids, on_bad_client="drop", momentum=momentum)
     assert result.dropped == ["e"]
     rest = [0, 1, 3, 4]
     assert_same_bits(result, fednova(
@@ -169,7 +169,7 @@ def test_a_client_with_large_values_and_few_steps_is_named():
     clients[3]["fc.bias"][2] = 3e38
     with pytest.raises(fastagg.NonFiniteError, match=r"client 3: with it, the result: key 'fc.bias' has values"):
         fednova(g, clients, local_steps=[9, 9, 9, 1, 9])
-    assert fednova(g, clients, local_steps=[9, 9, 9, 1, 9], on_nonfinite="drop").dropped == [3]
+    assert fednova(g, clients, local_steps=[9, 9, 9, 1, 9], on_bad_client="drop").dropped == [3]
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, math.nan, None, "x", True])
@@ -194,4 +194,4 @@ def test_steps_are_blamed_before_a_client_with_the_only_value_of_a_tensor(steps)
     local_steps = [5, 5, 5, steps, 5, 5]
     with pytest.raises(fastagg.NonFiniteError, match=r"^client 3: .*local steps"):
         fastagg.fednova(g, clients, local_steps=local_steps)
-    assert fastagg.fednova(g, clients, local_steps=local_steps, on_nonfinite="drop").dropped == [3]
+    assert fastagg.fednova(g, clients, local_steps=local_steps, on_bad_client="drop").dropped == [3]

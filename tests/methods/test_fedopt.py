@@ -343,7 +343,7 @@ def test_a_finite_client_that_is_too_large_is_named_or_dropped(cls, dtype):
     with pytest.raises(fastagg.NonFiniteError, match=words) as caught:
         cls().aggregate(g, clients, client_ids=ids)
     assert caught.value.clients == [bad]
-    server, without = cls(on_nonfinite="drop"), cls()
+    server, without = cls(on_bad_client="drop"), cls()
     rest = [k for k in range(5) if k != bad]
     for _ in range(2):
         result = server.aggregate(g, clients, client_ids=ids)
@@ -357,7 +357,7 @@ def test_a_finite_client_that_is_too_large_is_named_or_dropped(cls, dtype):
 def test_a_step_beyond_the_dtype_names_who_made_it():
     g, clients = cohort(5, dtype=torch.float16)
     clients[1]["fc.bias"][3] = 60000.0
-    server = FedAvgM(lr=8.0, on_nonfinite="drop")
+    server = FedAvgM(lr=8.0, on_bad_client="drop")
     assert server.aggregate(g, clients).dropped == [1]
     with pytest.raises(fastagg.NonFiniteError, match=r"client 1: with it, fedavgm: the new value of key 'fc.bias'"):
         fedavgm(g, clients, lr=8.0)
@@ -369,7 +369,7 @@ def test_a_step_beyond_the_dtype_names_who_made_it():
 def test_the_sum_of_squares_does_not_overflow_over_rounds():
     g, clients = cohort(5, dtype=torch.float32)
     clients[4]["fc.bias"][0] = 5e19  # a fifth of it is allowed
-    server = FedAdagrad(on_nonfinite="drop")
+    server = FedAdagrad(on_bad_client="drop")
     dropped = [server.aggregate(g, clients).dropped for _ in range(5)]
     assert dropped[0] == []
     assert dropped[-1] == [4]

@@ -31,7 +31,7 @@ def test_a_state_that_drifts_is_noticed(monkeypatch):
 
     def forgetful(self, state):
         load(self, state)
-        self._memory = {name: (angle * (1 + 1e-12), t) for name, (angle, t) in self._memory.items()}
+        self.state = {name: (angle * (1 + 1e-12), t) for name, (angle, t) in self.state.items()}
 
     monkeypatch.setattr(FedAdam, "_second", lambda self, delta, v: second(self, delta, v) * (1 + 1e-5))
     monkeypatch.setattr(FedAdp, "load_state_dict", forgetful)

@@ -200,7 +200,7 @@ def test_a_client_that_is_not_finite_can_be_dropped(method, monkeypatch, tmp_pat
     options = {"method": method, "rounds": 2, "epochs": 1, "clients": 6, "alpha": 1.0}
     with pytest.raises(fastagg.NonFiniteError, match="client 2"):
         simulate(from_dict(options), tmp_path / "raise")
-    summary = simulate(from_dict(options | {"options": {"on_nonfinite": "drop"}}), tmp_path / "drop")
+    summary = simulate(from_dict(options | {"options": {"on_bad_client": "drop"}}), tmp_path / "drop")
     assert summary["finished"]
     for record in read_metrics(tmp_path / "drop" / "metrics.jsonl")[1:]:
         assert record["clients"] == [0, 1, 3, 4, 5]

@@ -41,7 +41,7 @@ def model(folder):
     return saved.load(folder / "checkpoint.safetensors")["models"][0]
 
 
-METHODS = [m.name for m in fastagg.methods()] + list(config.ALIASES)
+METHODS = [m.name for m in fastagg.list_methods()] + list(config.ALIASES)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,7 +13,7 @@ import torch
 
 import fastagg
 from fastagg._engine.distributed import sharded
-from fastagg._engine.finite import OutOfRangeError
+from fastagg._engine.nonfinite import OutOfRangeError
 from helpers.cohort import assert_same_bits, assert_unchanged, snapshot
 from helpers.distributed.parts import (
     CASES,
@@ -89,7 +89,7 @@ def clients_that_are_not_finite(group, rank, ranks):
     some = ("fedavg", "fedawa", "fedawa, as written", "krum", "centred_clipping", "fedavgm", "fedamp", "ldawa", "cfl")
     for case in some:
         for cut in (layers_of, slices_of):
-            alone, spread = (server_of(case, where, on_nonfinite="drop") for where in (None, group))
+            alone, spread = (server_of(case, where, on_bad_client="drop") for where in (None, group))
             raising = server_of(case, group)
             g, clients = cohort()
             clients[2]["fc.weight"][-1, -1] = math.nan
@@ -165,7 +165,7 @@ def a_finite_client_that_is_too_large(group, rank, ranks):
             partial(fastagg.aggregator(name, group=group, **options).aggregate, parts[0], parts[1:], **info),
         )  # fmt: skip
         same_everywhere(group, words)
-        alone, spread = (fastagg.aggregator(name, group=x, on_nonfinite="drop", **options) for x in (None, group))
+        alone, spread = (fastagg.aggregator(name, group=x, on_bad_client="drop", **options) for x in (None, group))
         whole, part = alone.aggregate(g, clients, **info), spread.aggregate(parts[0], parts[1:], **info)
         assert part.dropped == whole.dropped == [3]
         for key, value in slices_of(whole, rank, ranks).items():
@@ -173,7 +173,7 @@ def a_finite_client_that_is_too_large(group, rank, ranks):
     g, *clients = everyone()
     parts = [slices_of(sd, rank, ranks) for sd in (g, *clients)]
     steps = [5.0, 1e308, *[5.0] * (K - 2)]
-    result = fastagg.fednova(parts[0], parts[1:], local_steps=steps, group=group, on_nonfinite="drop")
+    result = fastagg.fednova(parts[0], parts[1:], local_steps=steps, group=group, on_bad_client="drop")
     assert result.dropped == [1]
 
 
@@ -247,7 +247,7 @@ def a_rank_that_fails(group, rank, ranks):
     refuse(fastagg.InputError, "params: 'nothing' is not a key of the model", name="fedavg", prefix="",
            options={"params": ["nothing"]})  # fmt: skip
     refuse(fastagg.InputError, "the clients' weights differ from those of rank 0 by", name="fedawa",
-           there=lambda _, server: server._memory.logits.update({k: np.array(k * 0.1) for k in range(K)}))  # fmt: skip
+           there=lambda _, server: server.state.logits.update({k: np.array(k * 0.1) for k in range(K)}))  # fmt: skip
     server = fastagg.aggregator("krum", f=5, group=group)
     g, *clients = (slices_of(sd, rank, ranks) for sd in everyone())
     told = raises(fastagg.InputError, "krum: f=5 needs", lambda: server.aggregate(g, clients))

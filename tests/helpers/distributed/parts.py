@@ -36,7 +36,7 @@ def check(function):
 
 def server_of(case, group=None, **more):
     name = case.partition(",")[0]
-    return fastagg.aggregator(name, **OPTIONS.get(name, {}) | CASES[case], group=group, **more)
+    return fastagg.aggregator(name, **OPTIONS[name] | CASES[case], group=group, **more)
 
 
 def round_of(server, g, clients, **more):
