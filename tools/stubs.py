@@ -1,7 +1,7 @@
 """Writes fastagg/__init__.pyi: what editors and type checkers are told of names that are loaded when they are used.
 
-    python -m tools.stubs           # or: make stubs
-    python -m tools.stubs --check   # exit status 1 where the file is not current
+python -m tools.stubs           # or: make stubs
+python -m tools.stubs --check   # exit status 1 where the file is not current
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def _option(option: Option) -> str:
     kind = _type(option.type)
     optional = " | None" if option.optional and "None" not in kind.split(" | ") else ""
     simple = isinstance(option.default, str | int | float | bool | None)
-    return f"{option.name}: {kind}{optional} = {option.default!r}" if simple else f"{option.name}: {kind}{optional} = ..."
+    return (
+        f"{option.name}: {kind}{optional} = {option.default!r}" if simple else f"{option.name}: {kind}{optional} = ..."
+    )
 
 
 def _input(spec: RoundInput) -> str:

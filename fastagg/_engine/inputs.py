@@ -57,7 +57,8 @@ class RoundInput:
     def is_good(self, entries: np.ndarray) -> bool:
         """Whether these clients' entries, along the first axis, have the declared form and range"""
         return bool(
-            (self.entry_dims is None or entries.ndim == self.entry_dims + 1)
+            entries.size
+            and (self.entry_dims is None or entries.ndim == self.entry_dims + 1)
             and np.isfinite(entries).all()
             and (self.low is None or (entries >= self.low).all())
             and (self.above is None or (entries > self.above).all())
@@ -186,6 +187,8 @@ def _entries(spec: RoundInput, given: Any, K: int) -> list[np.ndarray | None]:
         values = list(given)
     except TypeError as error:
         raise InputError(f"{spec.name}: expected one for each of the {K} clients ({error})") from error
+    if isinstance(given, str):
+        raise InputError(f"{spec.name}: expected one for each of the {K} clients, got {given!r}")
     if len(values) != K:
         raise InputError(f"{spec.name} have shape ({len(values)},), expected one for each of the {K} clients")
     return [_number_or_none(value) for value in values]

@@ -42,7 +42,7 @@ def test_a_dropped_client_does_not_change_the_number():
     server = fastagg.aggregator("fedadp", on_bad_client="drop")
     g, clients = cohort(3)
     clients[1]["fc.weight"].fill_(float("nan"))
-    assert server.aggregate(g, clients).dropped == [1]
+    assert list(server.aggregate(g, clients).dropped) == [1]
     server.aggregate(*cohort(3, 1))
 
 

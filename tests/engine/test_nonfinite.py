@@ -59,8 +59,8 @@ def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
         expected = run(
             name, g, [clients[k] for k in keep], sizes[keep], ids=[IDS[k] for k in keep], server=without, inputs=rest
         )
-        assert result.dropped == ["a"]
-        assert expected.dropped == []
+        assert list(result.dropped) == ["a"]
+        assert list(expected.dropped) == []
         if registry()[name].produces == "personalised":
             assert result[BAD] is None
             assert not result.mixing[..., BAD, :].any()
@@ -103,7 +103,7 @@ def test_several_are_dropped_and_all_are_named():
         fastagg.fedavg(g, clients)
     for method in (fastagg.fedavg, fastagg.fedawa, fastagg.simprox, fastagg.fedadam):
         result = method(g, clients, on_bad_client="drop")
-        assert result.dropped == [1, 4, 5]
+        assert list(result.dropped) == [1, 4, 5]
         assert_same_bits(result, method(g, [clients[k] for k in (0, 2, 3, 6)]))
     for sd in clients:
         for key in ("fc.weight", "fc.bias", "conv.weight", "bn.weight", "bn.bias", "bn.running_mean"):
@@ -111,7 +111,7 @@ def test_several_are_dropped_and_all_are_named():
     with pytest.raises(fastagg.NonFiniteError, match=r"'bn.running_mean' and 1 more|and 1 more have"):
         fastagg.fedavg(g, clients)
     for method in (fastagg.fedavg, fastagg.fedawa):
-        with pytest.raises(fastagg.InputError, match="no client is left, none of 7 is finite"):
+        with pytest.raises(fastagg.InputError, match="no client is left: none of 7 can be used"):
             method(g, clients, on_bad_client="drop")
 
 
@@ -187,7 +187,7 @@ def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, va
     if name == "fedlaw":
         info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
     result = run(name, g, clients, ids=IDS, server=server, inputs=info)
-    assert result.dropped in ([], ["a"])
+    assert list(result.dropped) in ([], ["a"])
     for sd in models(result):
         assert sd is None or all(torch.isfinite(tensor).all() for tensor in sd.values())
     if result.dropped:
@@ -203,7 +203,7 @@ def test_too_far_for_float64():
     with pytest.raises(fastagg.NonFiniteError, match="client 3: its distance to the global model is too large"):
         fastagg.simprox(g, clients)
     result = fastagg.simprox(g, clients, on_bad_client="drop")
-    assert result.dropped == [3]
+    assert list(result.dropped) == [3]
     assert_same_bits(result, fastagg.simprox(g, clients[:3]))
     with pytest.raises(fastagg.InputError, match="the global model is too large for float64"):
         fastagg.simprox(clients[3], clients[:3], on_bad_client="drop")
@@ -307,5 +307,5 @@ def test_round_info_of_the_wrong_length_is_not_cut_to_fit():
 
 
 def test_errors_travel_between_processes():
-    error = pickle.loads(pickle.dumps(fastagg.NonFiniteError("client 3: NaN", [3])))
-    assert (str(error), error.clients) == ("client 3: NaN", [3])
+    error = pickle.loads(pickle.dumps(fastagg.NonFiniteError("client 3: NaN", {3: "NaN"})))
+    assert (str(error), error.clients, error.reasons) == ("client 3: NaN", [3], {3: "NaN"})

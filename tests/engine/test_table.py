@@ -282,12 +282,12 @@ def test_other_bad_input(cohort):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ([1, 2], r"sizes have shape \(2,\), expected \(3,\)"),
-        ([1, -2, 3], "client 1 has size -2"),
-        ([1, 2, float("nan")], "client 2 has size nan"),
-        ([float("inf"), 2, 3], "client 0 has size inf"),
+        ([1, 2], r"sizes have shape \(2,\), expected one for each of the 3 clients"),
+        ([1, -2, 3], "client 1: its entry in sizes is -2, expected a finite number >= 0"),
+        ([1, 2, float("nan")], "client 2: its entry in sizes is nan"),
+        ([float("inf"), 2, 3], "client 0: its entry in sizes is inf"),
         ([0, 0, 0], "sum to zero"),
-        (5, r"sizes have shape \(\)"),
+        (5, "sizes: expected one for each of the 3 clients"),
     ],
 )
 def test_bad_sizes(cohort, sizes, message):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fastagg
-from helpers.every_method import SHAPES, Net, proxy
+from fastagg._engine.examples import ExampleNet, example_batches
+from helpers.every_method import SHAPES
 
 HONEST = 9
 # The most an outlier may count, relative to the lightest of the others. SimProx takes a softmax of numbers that sum to
@@ -60,7 +61,7 @@ def test_different_clients_give_different_weights(case):
 
 def test_fedlaw_learns_other_weights_from_other_clients():
     torch.manual_seed(0)
-    model = Net()
+    model = ExampleNet()
     weights = []
     for seed in (0, 1):
         generator = torch.Generator().manual_seed(seed)
@@ -69,5 +70,7 @@ def test_fedlaw_learns_other_weights_from_other_clients():
             {k: v + torch.randn(v.shape, generator=generator) if k.startswith("fc") else v for k, v in g.items()}
             for _ in range(4)
         ]
-        weights.append(fastagg.fedlaw(model, g, clients, proxy(), epochs=3, progress=False).weights)
+        weights.append(
+            fastagg.fedlaw(g, clients, model=model, proxy=example_batches(), epochs=3, progress=False).weights
+        )
     assert (weights[0] - weights[1]).abs().max() > 1e-3

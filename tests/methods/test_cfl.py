@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.cfl import CFL, bipartition, cfl
+from fastagg import cfl
+from fastagg.methods.cfl import CFL, bipartition
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
 
 SHAPES = {"fc.weight": (9, 5), "fc.bias": (9,), "bn.weight": (9,), "bn.running_mean": (9,), "bn.running_var": (9,)}

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.cwfedavg import CwFedAvg, cwfedavg, cwfedavg_class_models, wdr_penalty
+from fastagg import cwfedavg
+from fastagg.methods.cwfedavg import CwFedAvg, cwfedavg_class_models, wdr_penalty
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
 
 C = 4
@@ -234,12 +235,15 @@ def test_bad_input():
     with pytest.raises(fastagg.InputError, match=r"scope='layer9' is found in no key"):
         cwfedavg(g, clients, scope="layer9")
     for rows in (counts(2), counts(3)[0], np.zeros((3, 0))):
-        with pytest.raises(fastagg.InputError, match=r"class_dist has shape .*, expected \(3, classes\)"):
+        with pytest.raises(
+            fastagg.InputError,
+            match=r"class_dist have shape .*, expected one for each of the 3|its entry in class_dist is",
+        ):
             cwfedavg(g, clients, class_dist=rows)
     for bad in (-1.0, float("nan")):
         rows = counts(3).astype(float)
         rows[1, 2] = bad
-        with pytest.raises(fastagg.InputError, match="class_dist: the row of client 1"):
+        with pytest.raises(fastagg.InputError, match="client 1: its entry in class_dist is"):
             cwfedavg(g, clients, class_dist=rows)
     clients[2]["fc.weight"][0, 0] = float("inf")
     with pytest.raises(fastagg.InputError, match=r"client 2: key 'fc.weight' has values that are not finite"):

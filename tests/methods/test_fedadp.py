@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import InputError
-from fastagg.methods.fedadp import FedAdp, fedadp
+from fastagg import InputError, fedadp
+from fastagg.methods.fedadp import FedAdp
 from helpers.cohort import assert_same_bits, assert_unchanged, clone, degenerate, flat, make, snapshot
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.weight": (6,), "bn.running_mean": (6,), "c.weight": (3, 6)}

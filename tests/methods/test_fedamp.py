@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.fedamp import FedAMP, fedamp
+from fastagg import fedamp
+from fastagg.methods.fedamp import FedAMP
 from helpers.cohort import assert_unchanged, flat, make, snapshot
 
 SHAPES = {"a.weight": (7, 5), "a.bias": (7,), "b.weight": (3, 7)}

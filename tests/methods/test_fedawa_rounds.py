@@ -113,7 +113,7 @@ def test_logits_by_position_pass_over_a_dropped_client():
     bad = {key: value * math.nan if value.is_floating_point() else value for key, value in clients[1].items()}
     result = server.aggregate(global_sd, [clients[0], bad, clients[2]], None, list("cab"))
     after = dict(zip(server.state_dict()["client_ids"], server.state_dict()["logits"].tolist(), strict=True))
-    assert result.dropped == ["a"]
+    assert list(result.dropped) == ["a"]
     old = dict(zip(server.state_dict()["client_ids"], before.tolist(), strict=True))
     assert after[1] == old[1]
     assert after[0] != old[0]

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import InputError
+from fastagg import InputError, feddisco
 from fastagg._engine.cohort import Cohort
-from fastagg.methods.feddisco import FedDisco, feddisco
+from fastagg.methods.feddisco import FedDisco
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.weight": (6,), "bn.running_var": (6,)}
@@ -106,7 +106,7 @@ def test_very_unequal_labels_leave_more_than_one_client():
 
 def test_a_bad_row_is_named_by_the_callers_position():
     g, clients = make(3, SHAPES)
-    with pytest.raises(InputError, match=r"the row of client 1 \(id 'a'\) is all zero"):
+    with pytest.raises(InputError, match=r"client 1 \(id 'a'\): its entry in label_dist is \[0, 0\]"):
         feddisco(g, clients, label_dist=[[1, 1], [0, 0], [1, 2]], client_ids=["c", "a", "b"])
 
 
@@ -230,14 +230,14 @@ def test_bad_options(option):
 @pytest.mark.parametrize(
     ("label_dist", "message"),
     [
-        (None, "label_dist is missing"),
-        ([[1, 2]], r"label_dist has shape \(1, 2\), expected \(2, classes\)"),
-        ([1, 2], r"label_dist has shape \(2,\)"),
-        ([[], []], r"label_dist has shape \(2, 0\)"),
-        ([[1, 2], [1, -1]], "label_dist: the row of client 1 is not of finite numbers >= 0"),
-        ([[1, math.nan], [1, 1]], "label_dist: the row of client 0 is not"),
-        ([[1, 1], [math.inf, 1]], "label_dist: the row of client 1 is not"),
-        ([[1, 1], [0, 0]], "label_dist: the row of client 1 is all zero"),
+        (None, "feddisco needs label_dist"),
+        ([[1, 2]], r"label_dist have shape \(1,\), expected one for each of the 2 clients"),
+        ([1, 2], "client 0: its entry in label_dist is 1, expected finite numbers >= 0"),
+        ([[], []], r"client 0: its entry in label_dist is \[\]"),
+        ([[1, 2], [1, -1]], r"client 1: its entry in label_dist is \[1, -1\], expected finite numbers >= 0"),
+        ([[1, math.nan], [1, 1]], r"client 0: its entry in label_dist is \[1, nan\]"),
+        ([[1, 1], [math.inf, 1]], r"client 1: its entry in label_dist is \[inf, 1\]"),
+        ([[1, 1], [0, 0]], r"client 1: its entry in label_dist is \[0, 0\], .*not all of them 0"),
     ],
 )
 def test_bad_label_distributions(label_dist, message):

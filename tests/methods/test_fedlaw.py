@@ -16,9 +16,9 @@ from torch import nn
 
 import fastagg
 from fastagg._engine import backends
-from fastagg._engine import table as tables
 from fastagg._engine.cohort import Cohort
-from fastagg.methods.fedlaw import FedLAW, Trainer, client_weights, fedlaw, shrinking
+from fastagg._engine.weights import Weights
+from fastagg.methods.fedlaw import FedLAW, Trainer, client_weights, shrinking
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, snapshot
 
 D, H, C = 5, 7, 3
@@ -140,6 +140,10 @@ def check(result, clients, weights, gamma, losses, tolerance):
     torch.testing.assert_close(flat(result), expected, rtol=tolerance, atol=tolerance)
 
 
+def fedlaw(model, g, clients, proxy, sizes=None, **options):
+    return fastagg.fedlaw(g, clients, sizes, model=model, proxy=proxy, **options)
+
+
 LEARNED = {"both": "xy", "gws": "y", "law": "x"}
 
 
@@ -186,9 +190,9 @@ def test_swa(mode, base):
 
 
 def trainer_of(model, clients, g, base):
-    table = tables.build(g, clients)
-    [start] = Cohort(table, N.numpy(), list(range(4))).mix(N.numpy()[None])
-    return Trainer(FedLAW(model=model, base=base), table, start, [])
+    cohort = Cohort.of(g, clients, N)
+    [start] = cohort.mix(Weights(N.numpy()))
+    return Trainer(FedLAW(model=model, base=base), cohort.table, start, [])
 
 
 @pytest.mark.parametrize("base", ["exp", "quad"])
@@ -423,7 +427,7 @@ def test_bad_proxy_model_and_loss():
     with pytest.raises(ValueError, match="no model"):
         fastagg.aggregator("fedlaw").aggregate(g, clients, proxy=proxy_of())
     for bad, message in (
-        (None, "no proxy data"),
+        (None, "fedlaw needs proxy: proxy data"),
         (3, "proxy is a int"),
         (torch.ones(2, 3), "proxy is a Tensor"),
         ([], "no batch in epoch 0"),

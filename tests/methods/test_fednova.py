@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.fednova import FedNova, fednova
+from fastagg import fednova
+from fastagg.methods.fednova import FedNova
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
 
 SHAPES = {"fc.weight": (9, 5), "fc.bias": (9,), "bn.weight": (9,), "bn.running_mean": (9,), "bn.running_var": (9,)}
@@ -131,12 +132,12 @@ def test_out_is_written_in_place():
     ("steps", "match"),
     [
         (None, "fednova needs local_steps"),
-        ([1, 2, 3], r"local_steps have shape \(3,\), expected \(4,\)"),
-        ([1, 2, 3, 0], "local_steps: client 3 took 0.0 steps"),
-        ([1, -2, 3, 4], "local_steps: client 1 took -2.0 steps"),
-        ([1, 2, math.nan, 4], "local_steps: client 2 took nan steps"),
-        ([math.inf, 2, 3, 4], "local_steps: client 0 took inf steps"),
-        ("many", "local_steps: expected 4 numbers"),
+        ([1, 2, 3], r"local_steps have shape \(3,\), expected one for each of the 4 clients"),
+        ([1, 2, 3, 0], "client 3: its entry in local_steps is 0, expected a finite number > 0"),
+        ([1, -2, 3, 4], "client 1: its entry in local_steps is -2"),
+        ([1, 2, math.nan, 4], "client 2: its entry in local_steps is nan"),
+        ([math.inf, 2, 3, 4], "client 0: its entry in local_steps is inf"),
+        ("many", "local_steps: expected one for each of the 4 clients"),
     ],
 )
 def test_bad_steps(steps, match):
@@ -153,11 +154,11 @@ def test_a_client_with_an_odd_number_of_steps_is_named_or_dropped(dtype, bad, mo
         return  # float64 has room for that
     g, clients = cohort(5, dtype)
     ids, steps = ["d", "b", "e", "a", "c"], [7, 5, bad, 9, 6]
-    with pytest.raises(fastagg.NonFiniteError, match=r"client 2 \(id 'e'\)") as caught:
+    with pytest.raises(fastagg.BadClientError, match=r"client 2 \(id 'e'\)") as caught:
         fednova(g, clients, local_steps=steps, client_ids=ids, momentum=momentum)
     assert caught.value.clients == [2]
     result = fednova(g, clients, local_steps=steps, client_ids=ids, on_bad_client="drop", momentum=momentum)
-    assert result.dropped == ["e"]
+    assert list(result.dropped) == ["e"]
     rest = [0, 1, 3, 4]
     assert_same_bits(result, fednova(
         g, [clients[k] for k in rest], local_steps=[steps[k] for k in rest], client_ids=[ids[k] for k in rest],
@@ -169,7 +170,7 @@ def test_a_client_with_large_values_and_few_steps_is_named():
     clients[3]["fc.bias"][2] = 3e38
     with pytest.raises(fastagg.NonFiniteError, match=r"client 3: with it, the result: key 'fc.bias' has values"):
         fednova(g, clients, local_steps=[9, 9, 9, 1, 9])
-    assert fednova(g, clients, local_steps=[9, 9, 9, 1, 9], on_bad_client="drop").dropped == [3]
+    assert list(fednova(g, clients, local_steps=[9, 9, 9, 1, 9], on_bad_client="drop").dropped) == [3]
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, math.nan, None, "x", True])
@@ -194,4 +195,4 @@ def test_steps_are_blamed_before_a_client_with_the_only_value_of_a_tensor(steps)
     local_steps = [5, 5, 5, steps, 5, 5]
     with pytest.raises(fastagg.NonFiniteError, match=r"^client 3: .*local steps"):
         fastagg.fednova(g, clients, local_steps=local_steps)
-    assert fastagg.fednova(g, clients, local_steps=local_steps, on_bad_client="drop").dropped == [3]
+    assert list(fastagg.fednova(g, clients, local_steps=local_steps, on_bad_client="drop").dropped) == [3]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi, fedadagrad, fedadam, fedavgm, fedyogi
+from fastagg import fedadagrad, fedadam, fedavgm, fedyogi
+from fastagg.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from helpers.cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, snapshot
 
 SHAPES = {"fc.weight": (9, 5), "fc.bias": (9,), "bn.weight": (9,), "bn.running_mean": (9,), "bn.running_var": (9,)}
@@ -347,7 +348,7 @@ def test_a_finite_client_that_is_too_large_is_named_or_dropped(cls, dtype):
     rest = [k for k in range(5) if k != bad]
     for _ in range(2):
         result = server.aggregate(g, clients, client_ids=ids)
-        assert result.dropped == ["e"]
+        assert list(result.dropped) == ["e"]
         expected = without.aggregate(g, [clients[k] for k in rest], client_ids=[ids[k] for k in rest])
         assert_same_bits(result, expected)
     for moment in server.moments:
@@ -358,7 +359,7 @@ def test_a_step_beyond_the_dtype_names_who_made_it():
     g, clients = cohort(5, dtype=torch.float16)
     clients[1]["fc.bias"][3] = 60000.0
     server = FedAvgM(lr=8.0, on_bad_client="drop")
-    assert server.aggregate(g, clients).dropped == [1]
+    assert list(server.aggregate(g, clients).dropped) == [1]
     with pytest.raises(fastagg.NonFiniteError, match=r"client 1: with it, fedavgm: the new value of key 'fc.bias'"):
         fedavgm(g, clients, lr=8.0)
     with pytest.raises(fastagg.InputError, match=r"^fedavgm: the new value of key 'fc.weight'") as caught:
@@ -371,8 +372,8 @@ def test_the_sum_of_squares_does_not_overflow_over_rounds():
     clients[4]["fc.bias"][0] = 5e19  # a fifth of it is allowed
     server = FedAdagrad(on_bad_client="drop")
     dropped = [server.aggregate(g, clients).dropped for _ in range(5)]
-    assert dropped[0] == []
-    assert dropped[-1] == [4]
+    assert not dropped[0]
+    assert list(dropped[-1]) == [4]
     assert all(torch.isfinite(tensor).all() for tensor in server.state_dict()["v"].values())
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.geometric_median import GeometricMedian, geometric_median
+from fastagg import geometric_median
+from fastagg.methods.geometric_median import GeometricMedian
 from helpers.cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, median_of, snapshot
 
 SHAPES = {"fc.weight": (9, 5), "fc.bias": (9,), "bn.weight": (9,), "bn.running_mean": (9,), "bn.running_var": (9,)}

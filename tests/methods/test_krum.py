@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.krum import Krum, MultiKrum, krum, multi_krum
+from fastagg import krum, multi_krum
+from fastagg.methods.krum import Krum, MultiKrum
 from helpers.cohort import assert_same_bits, assert_unchanged, make_with_batch_norm, median_of, snapshot
 
 SHAPES = {"fc.weight": (9, 5), "fc.bias": (9,), "bn.weight": (9,), "bn.running_mean": (9,), "bn.running_var": (9,)}

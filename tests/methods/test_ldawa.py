@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import InputError
-from fastagg.methods.ldawa import LDAWA, ldawa
+from fastagg import InputError, ldawa
+from fastagg.methods.ldawa import LDAWA
 from helpers.cohort import assert_unchanged, make, snapshot
 
 SHAPES = {

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg.methods.simagg import SimAgg, simagg
+from fastagg import simagg
+from fastagg.methods.simagg import SimAgg
 from helpers.cohort import assert_same_bits, assert_unchanged, clone, degenerate, make, snapshot
 
 SHAPES = {

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import InputError
-from fastagg.methods.simprox import SimProx, simprox
+from fastagg import InputError, simprox
+from fastagg.methods.simprox import SimProx
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.weight": (6,), "bn.running_mean": (6,), "c.weight": (3, 6)}
@@ -231,7 +231,7 @@ def test_bad_options(option):
 @pytest.mark.parametrize("lengths", [[1.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [[1.0, 1.0]]])
 def test_bad_lengths(lengths):
     g, clients = make(2, SHAPES)
-    with pytest.raises(InputError, match="lengths: expected 2 finite numbers >= 0"):
+    with pytest.raises(InputError, match=r"client 1: its entry in lengths is|lengths have shape"):
         simprox(g, clients, lengths=lengths)
 
 

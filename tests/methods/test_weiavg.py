@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastagg import InputError
-from fastagg.methods.weiavg import WeiAvg, weiavg
+from fastagg import InputError, weiavg
+from fastagg.methods.weiavg import WeiAvg
 from helpers.cohort import assert_same_bits, assert_unchanged, clone, degenerate, flat, make, snapshot
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.weight": (6,), "bn.running_var": (6,), "c.weight": (3, 6)}
@@ -182,5 +182,5 @@ def test_bad_options(lam):
 @pytest.mark.parametrize("entropies", [[1.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [[1.0, 1.0]]])
 def test_bad_entropies(entropies):
     g, clients = make(2, SHAPES)
-    with pytest.raises(InputError, match="entropies: expected 2 finite numbers >= 0"):
+    with pytest.raises(InputError, match=r"client 1: its entry in entropies is|entropies have shape"):
         WeiAvg().aggregate(g, clients, entropies=entropies)
