@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -92,14 +93,14 @@ def _methods(names: list[str], as_json: bool) -> int:
     from fastagg._engine import registry
     from fastagg._engine.checks import suggest
 
-    every = {method.name: method for method in registry.methods()}
+    every = {method.name: method for method in registry.list_methods()}
     for name in names:
         if name not in every:
             print(f"fastagg methods: no method {name!r}{suggest(name, every)}", file=sys.stderr)
             return 2
     chosen = [every[name] for name in names] or list(every.values())
     if as_json:
-        facts = [vars(method) | {"help": method.help} for method in chosen]
+        facts = [dataclasses.asdict(method) | {"help": method.help} for method in chosen]
         json.dump(facts, sys.stdout, indent=2, default=str)
         print()
         return 0

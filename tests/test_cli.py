@@ -77,7 +77,7 @@ def test_methods(capsys):
         assert f"\n{method.name} " in "\n" + text
         assert method.paper in text
     assert "options: a=0.5, b=0.1, metric='kl'" in text
-    assert "of a round: local_steps" in text
+    assert "in each round: local_steps" in text
     assert main(["methods", "feddisco", "krum"]) == 0
     text = capsys.readouterr().out
     assert fastagg.feddisco.__doc__ in text
@@ -88,7 +88,7 @@ def test_methods(capsys):
     assert [m["name"] for m in listed] == [m.name for m in fastagg.list_methods()]
     [fednova] = [m for m in listed if m["name"] == "fednova"]
     assert fednova["options"]["momentum"] == 0.0
-    assert fednova["round_info"] == ["local_steps"]
+    assert [spec["name"] for spec in fednova["round_inputs"]] == ["local_steps"]
     assert main(["methods", "krumm"]) == 2
     assert "no method 'krumm'; did you mean 'krum'?" in capsys.readouterr().err
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine import table as tables
+from fastagg._engine.examples import example_batches
 from fastagg._engine.registry import registry
 from fastagg._engine.table import FLOATING
 from helpers.cohort import clone
-from helpers.every_method import METHODS, OPTIONS, models, proxy
+from helpers.every_method import METHODS, OPTIONS, models
 from helpers.every_method import cohort as net_round
 from helpers.odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
 from helpers.profiles import cases, check_number_of_cases
@@ -260,7 +261,7 @@ class Given:
     round: Round
     sizes: list | None
     ids: list
-    info: dict
+    inputs: dict
 
     def server(self, **more):
         return fastagg.aggregator(self.name, **self.options, **more)
@@ -271,11 +272,14 @@ class Given:
         if self.name == "fedlaw":  # torch trains its model, and promises no bits for any number of threads
             torch.set_num_threads(1)
         cls, clients = registry()[self.name], self.round.clients if clients is None else clients
-        info = {k: np.take(v, order, cls.client_axis) if k in cls.per_client else v for k, v in self.info.items()}
+        specs = {spec.name: spec for spec in cls.round_inputs}
+        inputs = {
+            k: np.take(v, order, specs[k].client_axis) if specs[k].per_client else v for k, v in self.inputs.items()
+        }
         sizes = None if self.sizes is None else [self.sizes[k] for k in order]
         try:
             return server.aggregate(
-                self.round.g, [clients[k] for k in order], sizes, [self.ids[k] for k in order], **info
+                self.round.g, [clients[k] for k in order], sizes, [self.ids[k] for k in order], **inputs
             )
         except fastagg.NonFiniteError as error:
             if self.name in LIMITED and ": with " in str(error):  # of a finite client
@@ -292,21 +296,23 @@ def tasks(draw, name, least=5):
     """least: Krum needs five clients to do without one"""
     r = draw(net_rounds(least) if name == "fedlaw" else rounds(least, many=False))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    options, info = dict(OPTIONS[name]), {}
+    options, inputs = dict(OPTIONS[name]), {}
     fields = {f.name for f in dataclasses.fields(registry()[name])}
     if "layerwise" in fields:
         options["layerwise"] = draw(st.booleans())
     if "variant" in fields:
         options["variant"] = draw(st.sampled_from(["released", "paper", "cos"]))
-    if name == "fedlaw":
-        options["epochs"], info["proxy"] = 1, proxy()
-    for wanted in registry()[name].per_client:
-        if wanted in ("label_dist", "class_dist"):
-            info[wanted] = rng.random((r.K, 4)) + 0.1
-        elif wanted == "local_steps" or (wanted in ("lengths", "entropies") and draw(st.booleans())):
-            info[wanted] = rng.integers(1, 9, r.K)
+    if "epochs" in fields:
+        options["epochs"] = 1
+    for spec in registry()[name].round_inputs:
+        if spec.kind == "proxy":
+            inputs[spec.name] = example_batches()
+        elif spec.entry_dims == 1:
+            inputs[spec.name] = rng.random((r.K, 4)) + 0.1
+        elif spec.required or (spec.from_clients and draw(st.booleans())):
+            inputs[spec.name] = rng.integers(1, 9, r.K)
     sizes = draw(st.none() | st.just([*rng.integers(0, 500, r.K - 1).tolist(), 1]))
-    return Given(name, options, r, sizes, draw(st.permutations(IDS))[: r.K], info)
+    return Given(name, options, r, sizes, draw(st.permutations(IDS))[: r.K], inputs)
 
 
 def found(result, ids):

@@ -7,8 +7,10 @@ import torch
 
 import fastagg
 from fastagg._engine import backends
+from helpers import every_method
 from helpers import kernels as checks
 from helpers.cohort import DTYPES, assert_same_bits, make
+from helpers.every_method import METHODS
 from helpers.kernels import SHAPES, assert_mixed, check_marks, gram_error, gram_tolerance
 
 pytestmark = [
@@ -163,17 +165,14 @@ def test_models_on_several_devices(backend):
         fastagg.mix(clients, torch.rand(3), out=to(g, "cpu"))
 
 
-@pytest.mark.parametrize("name", [method.name for method in fastagg.list_methods()])
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_agrees_with_the_cpu(backend, name):
-    if name in ("fedlaw", "cwfedavg", "feddisco"):
-        pytest.skip("needs more than models")
-    shapes = {"a.weight": (64, 30), "a.bias": (64,), "bn.weight": (64,), "bn.running_mean": (64,)}
-    g, clients = make(8, shapes, scale=0.1)
-    options = {"local_steps": list(range(1, 9))} if name == "fednova" else {}
+    g, clients = every_method.cohort(8, scale=0.1)
+    inputs = every_method.round_inputs(name, 8)
     fastagg.set_backend("auto")
-    expected = fastagg.aggregator(name).aggregate(g, clients, range(1, 9), **options)
+    expected = every_method.run(name, g, clients, range(1, 9), inputs=inputs)
     fastagg.set_backend(backend)
-    got = fastagg.aggregator(name).aggregate(to(g), [to(sd) for sd in clients], range(1, 9), **options)
+    got = every_method.run(name, to(g), [to(sd) for sd in clients], range(1, 9), inputs=inputs)
     expected, got = (x if isinstance(x, list) else [x] for x in (expected, got))
     for a, b in zip(got, expected, strict=True):
         for key in b:
