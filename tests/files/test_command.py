@@ -80,13 +80,13 @@ def test_what_a_method_wants_besides(files, tmp_path, capsys):
     (tmp_path / "info.json").write_text(
         json.dumps({"label_dist": {f"c{k}": row for k, row in enumerate(dist.tolist())}})
     )
-    assert run("--method", "feddisco", *paths, "-o", out, "--info", tmp_path / "info.json") == 0
+    assert run("--method", "feddisco", *paths, "-o", out, "--inputs", tmp_path / "info.json") == 0
     _, clients = read_round(paths[0], paths)
     assert_same_model(load_model(out), dict(fastagg.feddisco(None, clients, label_dist=dist)))
     capsys.readouterr()
     assert "label_dist is missing" in failed(capsys, 1, "--method", "feddisco", *paths, "-o", tmp_path / "b")
     assert "takes no 'label_dist'" in failed(
-        capsys, 2, "--method", "fedavg", *paths, "-o", out, "--info", tmp_path / "info.json"
+        capsys, 2, "--method", "fedavg", *paths, "-o", out, "--inputs", tmp_path / "info.json"
     )
 
 
@@ -151,24 +151,32 @@ BIG = 10**400
 @pytest.mark.parametrize(
     ("code", "says", "arguments"),
     [
-        (1, "sizes: expected numbers", ["--sizes", json.dumps([BIG] * 7)]),
-        (1, "sizes: expected numbers", ["--sizes", json.dumps({f"c{k}": BIG for k in range(7)})]),
-        (1, "sizes: expected numbers", ["--sizes", "[[1], [1, 2], 1, 1, 1, 1, 1]"]),
+        (1, "(id 'c0'): its entry in sizes is 1000", ["--sizes", json.dumps([BIG] * 7)]),
         (
             1,
-            "sizes: expected numbers",
+            "(id 'c6'): its entry in sizes is 1000",
+            ["--sizes", json.dumps({f"c{k}": BIG * (k > 5) for k in range(7)})],
+        ),
+        (1, "(id 'c1'): its entry in sizes is [1, 2]", ["--sizes", "[[1], [1, 2], 1, 1, 1, 1, 1]"]),
+        (
+            1,
+            "(id 'c0'): its entry in sizes is [1], expected a finite number >= 0",
             ["--sizes", '{"c0": [1], "c1": 1, "c2": 1, "c3": 1, "c4": 1, "c5": 1, "c6": 1}'],
         ),
-        (1, "sizes have shape (7, 2)", ["--sizes", json.dumps([[1, 2]] * 7)]),
+        (1, "its entry in sizes is [1, 2], expected a finite number", ["--sizes", json.dumps([[1, 2]] * 7)]),
         (1, "--sizes is not JSON", ["--sizes", "[1, 2"]),
-        (1, "label_dist: expected numbers", ["--method", "feddisco", "--info", '{"label_dist": "x"}']),
-        (1, "label_dist: expected numbers", ["--method", "feddisco", "--info", '{"label_dist": [[1], [1, 2], 3, 4]}']),
+        (1, "label_dist have shape (1,), expected one", ["--method", "feddisco", "--inputs", '{"label_dist": "x"}']),
+        (1, "label_dist have shape (4,)", ["--method", "feddisco", "--inputs", '{"label_dist": [[1], [1, 2], 3, 4]}']),
         (
             1,
-            "label_dist: expected numbers",
-            ["--method", "feddisco", "--info", json.dumps({"label_dist": [[BIG]] * 7})],
+            "(id 'c0'): its entry in label_dist is [1000",
+            ["--method", "feddisco", "--inputs", json.dumps({"label_dist": [[BIG]] * 7})],
         ),
-        (1, "local_steps: expected numbers", ["--method", "fednova", "--info", json.dumps({"local_steps": [{}] * 7})]),
+        (
+            1,
+            "(id 'c0'): its entry in local_steps is {}",
+            ["--method", "fednova", "--inputs", json.dumps({"local_steps": [{}] * 7})],
+        ),
         (2, "expected a JSON list of the parameters' names", ["--opt", "params=5"]),
         (2, "expected a JSON list of the parameters' names", ["--opt", "params=fc"]),
         (2, "expected a JSON list of the parameters' names", ["--opt", "params=[[1]]"]),
@@ -189,7 +197,7 @@ def test_json_on_the_command_line(files, capsys):
         assert run("--method", "fedavg", "--global", center, *paths, "-o", out, "--sizes", given) == 0
         assert_same_model(load_model(out), expected)
     info = json.dumps({"local_steps": [1, 2, 3, 4, 5, 6, 7]})
-    assert run("--method", "fednova", "--global", center, *paths, "-o", out, "--info", info) == 0
+    assert run("--method", "fednova", "--global", center, *paths, "-o", out, "--inputs", info) == 0
 
 
 def test_the_report_does_not_replace_what_is_read(files, tmp_path, capsys):

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import fastagg
 from fastagg import InputError, NonFiniteError
-from fastagg._engine.files.job import Job, by_client, byte_count
+from fastagg._engine.files.job import Job, byte_count
+from fastagg._engine.inputs import RoundInput, read_inputs
 from helpers.cohort import DTYPES, make
 from helpers.every_method import METHODS, OPTIONS, cohort, models, round_inputs
 from helpers.model_files import assert_same_model, load_model, read_round, write_raw, write_round, write_shards
@@ -204,7 +205,8 @@ def test_clients_that_are_not_finite(name, tmp_path):
     assert os.listdir(out) == [] if out.exists() else True
     expected = fastagg.aggregator(name, on_bad_client="drop").aggregate(g, clients, client_ids=IDS[:5])
     found = fastagg.aggregate_files(name, center, paths, out, on_bad_client="drop", memory=2_000_000)
-    assert found.dropped == list(expected.dropped) == ["c1", "c3"]
+    assert found.dropped == expected.dropped
+    assert list(found.dropped) == ["c1", "c3"]
     same_numbers(found, expected)
     good = [model for model in models(expected) if model is not None]
     for path, model in zip(found.paths.values(), good, strict=True):
@@ -294,10 +296,15 @@ def test_what_is_refused_before_anything_is_read(tmp_path):
 
 
 def test_numbers_by_client_and_sizes_in_words():
-    assert by_client("x", {"b": [3, 4], "a": [1, 2]}, ["a", "b"], -1).tolist() == [[1, 3], [2, 4]]
-    assert by_client("x", [1, 2], ["a", "b"]).tolist() == [1, 2]
-    with pytest.raises(InputError, match="x: expected numbers"):
-        by_client("x", {"a": [1], "b": "no"}, ["a", "b"])
+    def read(given, axis=0):
+        return read_inputs("m", [RoundInput("x", client_axis=axis, entry_dims=None)], {"x": given}, ["a", "b"])
+
+    assert read({"b": [3, 4], "a": [1, 2]}, -1)[0]["x"].tolist() == [[1, 3], [2, 4]]
+    assert read([1, 2])[0]["x"].tolist() == [1, 2]
+    assert read({"a": [1], "b": "no"})[1] == {1: "its entry in x is 'no', expected finite numbers"}
+    for given, message in (({"a": 1}, "x: there is none for client 'b'"), ({"a": 1, "b": 2, "c": 3}, "'c' is not a")):
+        with pytest.raises(InputError, match=message):
+            read(given)
     words = {"500MB": 5e8, "2 GB": 2e9, "1e9": 1e9, "10k": 1e4, 12: 12, "1.5GiB": 1.5e9}
     assert {key: byte_count("m", key) for key in words} == words
     for bad in ("", "GB", "-1", "1 apple", None, 0, "1e99"):

@@ -27,6 +27,7 @@ from fastagg._engine.files.streamed import InFiles, Progress
 from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.gram import Gram
+from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
 from fastagg._engine.options import options_of
 from fastagg._engine.table import FLOATING, Table
 
@@ -110,6 +111,7 @@ class Job:
             raise InputError("no clients: no file was given")
         self.ids = _ids(self.models, client_ids)
         self.sizes = sizes
+        self._check_inputs()
         self.target = Target(Path(out_path), self.server.produces, self.ids, self.shape_of)
         self.target.check(self.clients, self.center, self.shape_of.bytes)
         models = [*self.clients, *([self.center] if self.center else [])]
@@ -281,6 +283,13 @@ class Job:
         kept = {} if self.center is None else self.center.metadata
         kept = {key: value for key, value in kept.items() if not key.startswith("fastagg.")}
         return {"format": "pt", **kept, **{f"fastagg.{key}": value for key, value in about.items()}}
+
+    def _check_inputs(self) -> None:
+        """Now, not after a model has been read"""
+        _, bad = read_inputs(self.server.name, self.server.round_inputs, self.inputs, self.ids)
+        bad |= read_sizes(self.sizes, self.ids)[1]
+        if bad and self.server.on_bad_client == "raise":
+            raise bad_clients(bad, self.ids)
 
     def _check_memory(self) -> None:
         tensors = [t for t in self.shape_of.tensors.values() if t.dtype in FLOATING]
