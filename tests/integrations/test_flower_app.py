@@ -134,6 +134,16 @@ def federation(tmp_path):
         yield Federation(tmp_path, stack)
 
 
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def accuracies(log: str) -> list[list[float]]:
+    """Of the global model, round by round, as each run's log ends"""
+    ends = [text.split("{", 1)[1] for text in log.split("ServerApp-side Evaluate Metrics:")[1:]]
+    return [[float(x) for x in re.findall(r"\d+: \{'accuracy': '([\d.e+-]+)'\}", end)] for end in ends]
+
+
 def copied(folder: Path) -> Path:
     return shutil.copytree(ROOT / "examples" / "flower", folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -168,7 +178,31 @@ def faulty(tmp_path_factory):
         yield federation, report
 
 
-@pytest.mark.usefixtures("faulty")
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """The processes of the README, at work: they start one for every message, and mostly wait"""
+    with ExitStack() as stack:
+        federation = Federation(tmp_path_factory.mktemp("processes"), stack)
+        ports = {port: str(free_port()) for port in ("8000", "9094", "9095")}
+        ports["8000"] = str(federation.port)
+
+        def here(text: str) -> str:
+            for port, free in ports.items():
+                assert port in README.read_text()
+                text = re.sub(rf"\b{port}\b", free, text)
+            return text
+
+        [connection] = blocks("toml")
+        (federation.folder / "home" / "config.toml").write_text(here(connection))
+        [link, *nodes, run] = here(blocks("sh")[1]).splitlines()
+        federation.start("superlink", *shlex.split(link))
+        federation.wait(federation.is_up, "the SuperLink did not start")
+        for k, node in enumerate(nodes):
+            federation.start(f"node{k}", *shlex.split(node))
+        yield federation, federation.start("run", *shlex.split(run), cwd=ROOT)
+
+
+@pytest.mark.usefixtures("processes", "faulty")  # these go on beside it
 def test_simulation(federation, tmp_path):
     pytest.importorskip("ray", reason="needs flwr[simulation]: make test-integrations")
     federation.superlink("--simulation")
@@ -192,16 +226,6 @@ def test_simulation(federation, tmp_path):
     assert rounds[3]["fastagg-dropped"] == []
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-def accuracies(log: str) -> list[list[float]]:
-    """Of the global model, round by round, as each run's log ends"""
-    ends = [text.split("{", 1)[1] for text in log.split("ServerApp-side Evaluate Metrics:")[1:]]
-    return [[float(x) for x in re.findall(r"\d+: \{'accuracy': '([\d.e+-]+)'\}", end)] for end in ends]
-
-
 def end_all(home: Path) -> None:
     """What `flwr run` leaves behind: the SuperLink that it started, and its processes"""
     mine = f"FLWR_HOME={home}\0".encode()
@@ -211,28 +235,12 @@ def end_all(home: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("faulty")
-def test_the_processes_of_the_readme(federation, tmp_path):
-    ports = {port: str(free_port()) for port in ("8000", "9094", "9095")}
-    ports["8000"] = str(federation.port)
-
-    def here(text: str) -> str:
-        for port, free in ports.items():
-            assert port in README.read_text()
-            text = re.sub(rf"\b{port}\b", free, text)
-        return text
-
-    [connection] = blocks("toml")
-    (tmp_path / "home" / "config.toml").write_text(here(connection))
-    [link, *nodes, run] = here(blocks("sh")[1]).splitlines()
-    federation.start("superlink", *shlex.split(link))
-    federation.wait(federation.is_up, "the SuperLink did not start")
-    for k, node in enumerate(nodes):
-        federation.start(f"node{k}", *shlex.split(node))
-    process = federation.start("run", *shlex.split(run), cwd=ROOT)
-    federation.wait(lambda: process.poll() is not None, "the run did not end")
-    [[first, *_, last]] = accuracies((tmp_path / "run.log").read_text()) or [[0, 0]]
+def test_the_processes_of_the_readme(processes):
+    federation, run = processes
+    federation.wait(lambda: run.poll() is not None, "the run did not end")
+    [[first, *_, last]] = accuracies((federation.folder / "run.log").read_text()) or [[0, 0]]
     assert last > 0.4 > first, federation.said()
+    federation.stack.close()
 
 
 def test_supernodes_of_which_one_sends_nan_and_one_dies(faulty):
