@@ -134,18 +134,82 @@ def federation(tmp_path):
         yield Federation(tmp_path, stack)
 
 
-@pytest.fixture
-def app(tmp_path) -> Path:
-    return shutil.copytree(ROOT / "examples" / "flower", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-def test_simulation(federation, app, tmp_path):
+def accuracies(log: str) -> list[list[float]]:
+    """Of the global model, round by round, as each run's log ends"""
+    ends = [text.split("{", 1)[1] for text in log.split("ServerApp-side Evaluate Metrics:")[1:]]
+    return [[float(x) for x in re.findall(r"\d+: \{'accuracy': '([\d.e+-]+)'\}", end)] for end in ends]
+
+
+def copied(folder: Path) -> Path:
+    return shutil.copytree(ROOT / "examples" / "flower", folder / "app", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A run of which one client sends NaN and one has just died. The SuperLink misses its heartbeat for up to a minute
+    before it calls the node dead: other tests run meanwhile."""
+    folder = tmp_path_factory.mktemp("faulty")
+    app = copied(folder)
+    (app / "fastagg_digits" / "faults.py").write_text(FAULTS)
+    toml = app / "pyproject.toml"
+    toml.write_text(toml.read_text().replace("fastagg_digits.client_app:app", "fastagg_digits.faults:app"))
+    with ExitStack() as stack:
+        federation = Federation(folder, stack)
+        federation.superlink()
+        training, report = folder / "training", folder / "report.json"
+        nodes = []
+        for k, fault in enumerate(["", "", "nan", f"die {training}"]):
+            nodes.append(
+                federation.start(
+                    f"node{k}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
+                    "--host", "127.0.0.1", "--port", str(free_port()),
+                    "--node-config", f'partition-id={k} num-partitions=4 fault="{fault}"',
+                )
+            )  # fmt: skip
+        link = federation.logs[0]
+        federation.wait(lambda: link.read_text().count("Activated node_id") == 4, "the SuperNodes did not connect")
+        federation.run(app, num_server_rounds=3, min_nodes=3, fraction_evaluate=0.0, timeout=LIMIT, report=str(report))
+        federation.wait(training.exists, "the client that is to die did not begin to train")
+        end(nodes[3])
+        yield federation, report
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """The processes of the README, at work: they start one for every message, and mostly wait"""
+    with ExitStack() as stack:
+        federation = Federation(tmp_path_factory.mktemp("processes"), stack)
+        ports = {port: str(free_port()) for port in ("8000", "9094", "9095")}
+        ports["8000"] = str(federation.port)
+
+        def here(text: str) -> str:
+            for port, free in ports.items():
+                assert port in README.read_text()
+                text = re.sub(rf"\b{port}\b", free, text)
+            return text
+
+        [connection] = blocks("toml")
+        (federation.folder / "home" / "config.toml").write_text(here(connection))
+        [link, *nodes, run] = here(blocks("sh")[1]).splitlines()
+        federation.start("superlink", *shlex.split(link))
+        federation.wait(federation.is_up, "the SuperLink did not start")
+        for k, node in enumerate(nodes):
+            federation.start(f"node{k}", *shlex.split(node))
+        yield federation, federation.start("run", *shlex.split(run), cwd=ROOT)
+
+
+@pytest.mark.usefixtures("processes", "faulty")  # these go on beside it
+def test_simulation(federation, tmp_path):
     pytest.importorskip("ray", reason="needs flwr[simulation]: make test-integrations")
     federation.superlink("--simulation")
     report = tmp_path / "report.json"
     nodes = "num-supernodes=3 client-resources-num-cpus=1"
     federation.run(
-        app,
+        copied(tmp_path),
         "--federation-config",
         nodes,
         num_server_rounds=3,
@@ -162,26 +226,26 @@ def test_simulation(federation, app, tmp_path):
     assert rounds[3]["fastagg-dropped"] == []
 
 
-def test_supernodes_of_which_one_sends_nan_and_one_dies(federation, app, tmp_path):
-    (app / "fastagg_digits" / "faults.py").write_text(FAULTS)
-    toml = app / "pyproject.toml"
-    toml.write_text(toml.read_text().replace("fastagg_digits.client_app:app", "fastagg_digits.faults:app"))
-    federation.superlink()
-    training, report = tmp_path / "training", tmp_path / "report.json"
-    nodes = []
-    for k, fault in enumerate(["", "", "nan", f"die {training}"]):
-        nodes.append(
-            federation.start(
-                f"node{k}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{federation.port}",
-                "--host", "127.0.0.1", "--port", str(free_port()),
-                "--node-config", f'partition-id={k} num-partitions=4 fault="{fault}"',
-            )
-        )  # fmt: skip
+def end_all(home: Path) -> None:
+    """What `flwr run` leaves behind: the SuperLink that it started, and its processes"""
+    mine = f"FLWR_HOME={home}\0".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mine in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_the_processes_of_the_readme(processes):
+    federation, run = processes
+    federation.wait(lambda: run.poll() is not None, "the run did not end")
+    [[first, *_, last]] = accuracies((federation.folder / "run.log").read_text()) or [[0, 0]]
+    assert last > 0.4 > first, federation.said()
+    federation.stack.close()
+
+
+def test_supernodes_of_which_one_sends_nan_and_one_dies(faulty):
+    federation, report = faulty
     link = federation.logs[0]
-    federation.wait(lambda: link.read_text().count("Activated node_id") == 4, "the SuperNodes did not connect")
-    federation.run(app, num_server_rounds=3, min_nodes=3, fraction_evaluate=0.0, timeout=LIMIT, report=str(report))
-    federation.wait(training.exists, "the client that is to die did not begin to train")
-    end(nodes[3])  # the SuperLink misses its heartbeat for up to a minute before it calls the node dead
     rounds = federation.report(report)
     assert sorted(rounds) == [0, 1, 2, 3]
     assert [len(rounds[r].get("fastagg-clients", ())) for r in (1, 2, 3)] == [3, 2, 2], federation.said()
@@ -190,25 +254,7 @@ def test_supernodes_of_which_one_sends_nan_and_one_dies(federation, app, tmp_pat
     assert sent_nan in rounds[1]["fastagg-clients"]
     assert rounds[3]["accuracy"] > 0.6 > rounds[0]["accuracy"], rounds
     federation.wait(lambda: "Finished task" in link.read_text(), "the run did not end")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
-
-
-def accuracies(log: str) -> list[list[float]]:
-    """Of the global model, round by round, as each run's log ends"""
-    ends = [text.split("{", 1)[1] for text in log.split("ServerApp-side Evaluate Metrics:")[1:]]
-    return [[float(x) for x in re.findall(r"\d+: \{'accuracy': '([\d.e+-]+)'\}", end)] for end in ends]
-
-
-def end_all(home: Path) -> None:
-    """What `flwr run` leaves behind: the SuperLink that it started, and its processes"""
-    mine = f"FLWR_HOME={home}\0".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mine in (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
+    federation.stack.close()  # the next test is to be alone
 
 
 # Before the commands of the README, which are run as they stand there. Flower waits 15 seconds for its own SuperLink.
@@ -224,6 +270,7 @@ flwr() {
 """
 
 
+# The last, for it installs fastagg anew
 def test_the_simulation_of_the_readme(federation, tmp_path):
     pytest.importorskip("ray", reason="needs flwr[simulation]: make test-integrations")
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
@@ -248,26 +295,3 @@ def test_the_simulation_of_the_readme(federation, tmp_path):
     assert len(found) == commands.count("flwr run") == 2, done.stdout[-4000:]
     for first, *_, last in found:
         assert last > 0.4 > first
-
-
-def test_the_processes_of_the_readme(federation, tmp_path):
-    ports = {port: str(free_port()) for port in ("8000", "9094", "9095")}
-    ports["8000"] = str(federation.port)
-
-    def here(text: str) -> str:
-        for port, free in ports.items():
-            assert port in README.read_text()
-            text = re.sub(rf"\b{port}\b", free, text)
-        return text
-
-    [connection] = blocks("toml")
-    (tmp_path / "home" / "config.toml").write_text(here(connection))
-    [link, *nodes, run] = here(blocks("sh")[1]).splitlines()
-    federation.start("superlink", *shlex.split(link))
-    federation.wait(federation.is_up, "the SuperLink did not start")
-    for k, node in enumerate(nodes):
-        federation.start(f"node{k}", *shlex.split(node))
-    process = federation.start("run", *shlex.split(run), cwd=ROOT)
-    federation.wait(lambda: process.poll() is not None, "the run did not end")
-    [[first, *_, last]] = accuracies((tmp_path / "run.log").read_text()) or [[0, 0]]
-    assert last > 0.4 > first, federation.said()
