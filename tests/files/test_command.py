@@ -84,7 +84,7 @@ def test_what_a_method_wants_besides(files, tmp_path, capsys):
     _, clients = read_round(paths[0], paths)
     assert_same_model(load_model(out), dict(fastagg.feddisco(None, clients, label_dist=dist)))
     capsys.readouterr()
-    assert "label_dist is missing" in failed(capsys, 1, "--method", "feddisco", *paths, "-o", tmp_path / "b")
+    assert "feddisco needs label_dist" in failed(capsys, 1, "--method", "feddisco", *paths, "-o", tmp_path / "b")
     assert "takes no 'label_dist'" in failed(
         capsys, 2, "--method", "fedavg", *paths, "-o", out, "--inputs", tmp_path / "info.json"
     )
@@ -165,7 +165,7 @@ BIG = 10**400
         ),
         (1, "its entry in sizes is [1, 2], expected a finite number", ["--sizes", json.dumps([[1, 2]] * 7)]),
         (1, "--sizes is not JSON", ["--sizes", "[1, 2"]),
-        (1, "label_dist have shape (1,), expected one", ["--method", "feddisco", "--inputs", '{"label_dist": "x"}']),
+        (1, "label_dist: expected one for each", ["--method", "feddisco", "--inputs", '{"label_dist": "x"}']),
         (1, "label_dist have shape (4,)", ["--method", "feddisco", "--inputs", '{"label_dist": [[1], [1, 2], 3, 4]}']),
         (
             1,

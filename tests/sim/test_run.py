@@ -233,7 +233,7 @@ def test_a_model_that_diverges_is_said(digits, tmp_path):
         ({"method": "fedavgg"}, r"no method 'fedavgg'; did you mean 'fedavg.*'\?"),
         ({"method": "fedawa", "options": {"stepps": 3}}, "no option 'stepps'; did you mean 'steps'"),
         ({"method": "fedawa", "options": {"steps": -1}}, "steps=-1"),
-        ({"options": {"params": []}}, "set by the simulator"),
+        ({"options": {"params": []}}, "the simulator sets params itself"),
         ({"alfa": 1}, "no option 'alfa'; did you mean 'alpha'"),
         ({"data": "imagenet"}, "data='imagenet'; expected one of 'digits'"),
         ({"participation": 0}, "participation=0"), ({"dropout": 1}, "dropout"), ({"rounds": 0}, "rounds=0"),
