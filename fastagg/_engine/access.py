@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Layers, Out, Params, StateDict, Table
@@ -33,8 +34,8 @@ class Access(Protocol):
         ...
 
     def build(
-        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], *, params: Params, layers: Layers,
-        client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+        self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, params: Params,
+        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
     ) -> Table:  # fmt: skip
         """The table of the models, once they are checked; as table.build"""
         ...

@@ -101,7 +101,7 @@ class Aggregator(Generic[R]):
     def check_options(self) -> None:
         """Checks what the annotations of the options cannot say, and fills in defaults that depend on other options"""
 
-    def weigh(self, cohort: Cohort, **inputs: Any) -> Weights | np.ndarray:
+    def weigh(self, cohort: Cohort, *args: Any, **inputs: Any) -> Weights | np.ndarray:
         """The clients' weights, from the cohort's Gram, data shares and state, and from the inputs of the round"""
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ class Aggregator(Generic[R]):
             weights.others = "median"
         return weights
 
-    def explain(self, cohort: Cohort, error: InputError, **inputs: Any) -> InputError:
+    def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
         """An error that says more than the one that the mix raised: what in the inputs may have caused it"""
         return error
 
@@ -183,7 +183,7 @@ class Aggregator(Generic[R]):
     # What a server calls
 
     def aggregate(
-        self, global_sd: StateDict | None, client_sds: Iterable[StateDict],
+        self, global_sd: StateDict | None, client_sds: Iterable[StateDict | InputError],
         sizes: Sequence[float] | Mapping[ClientId, float] | torch.Tensor | np.ndarray | None = None,
         client_ids: Sequence[ClientId] | None = None, *, out: Out = None, **inputs: Any,
     ) -> R:  # fmt: skip

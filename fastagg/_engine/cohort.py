@@ -129,22 +129,17 @@ class Cohort:
         """The global model plus an update that was remembered: [T]"""
         layout = self.table.layout
         check_form(method, layout, update)
-        tensors = list(self._global)
+        tensors = list(self.table.global_model)
         for t in np.flatnonzero(layout.is_param):
             tensors[t] = update[layout.keys[t]].to(self.table.device, layout.dtypes[t])
-        return self._sum(self._global, tensors, 1.0, check=False)
+        return self._sum(self.table.global_model, tensors, 1.0, check=False)
 
     def update_of(self, result: Result) -> dict[str, torch.Tensor]:
         """What a result adds to the parameters of the global model, by key"""
         layout = self.table.layout
         new = [as_tensor(result[key], "the result", key) for key in layout.keys]
-        update = self._sum(new, self._global, -1.0, check=True)
+        update = self._sum(new, self.table.global_model, -1.0, check=True)
         return {layout.keys[t]: update[t] for t in np.flatnonzero(layout.is_param)}
-
-    @property
-    def _global(self) -> list[torch.Tensor]:
-        assert self.table.center is not None
-        return self.table.center
 
     def _sum(self, a: list[torch.Tensor], b: list[torch.Tensor], factor: float, *, check: bool) -> list[torch.Tensor]:
         """a + factor b, by the kernels: torch's own threads do not survive a fork"""
@@ -186,7 +181,7 @@ class Cohort:
         return self.access.wide_updates(table, w[:, 0], row, self.table.layout.is_param)
 
     def _mix_used(self, weights: Weights, several: bool) -> list[Result]:
-        used = np.flatnonzero(weights.values.reshape(-1, self.K).any(0))
+        used = np.flatnonzero(weights.values.reshape(-1, self.K).any(0)).tolist()
         part = Cohort(self.table.part(used), self.shares[used], [self.ids[k] for k in used], self.access, out=self.out)
         others = weights.others[..., used] if isinstance(weights.others, np.ndarray) else None  # medians are of all
         results = part.mix(
@@ -230,7 +225,7 @@ class Cohort:
 
     def _without_data(self, table: Table, results: list[Result]) -> None:
         """Integers, of which a mix takes the maximum, as if the clients without data had not been there"""
-        have = np.flatnonzero(self.shares > 0)
+        have = np.flatnonzero(self.shares > 0).tolist()
         if 0 < len(have) < self.K:
             rest = range(self.K, table.K)  # the global model, where it was mixed in
             table = dataclasses.replace(table, positions=None)  # it has none for the global model

@@ -100,7 +100,7 @@ def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, par
     used = np.flatnonzero(table.layout.gram_layer >= 0)
     if not len(used):
         raise InputError("the model has no parameters: every tensor is a buffer or an integer")
-    g = torch.cat([table.center[t].detach().reshape(-1) for t in used])
+    g = torch.cat([table.global_model[t].detach().reshape(-1) for t in used])
     out = torch.empty(table.K, g.numel(), dtype=g.dtype, device=table.device)
     for k, client in enumerate(table.clients):
         torch.sub(torch.cat([client[t].detach().reshape(-1) for t in used]), g, out=out[k])

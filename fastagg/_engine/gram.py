@@ -212,7 +212,7 @@ class Gram:
         return torch.exp(-torch.where(squares == 0, 0.0, squares / wide))  # equal clients: 1, also where sigma is 0
 
     @one_thread()
-    def projection(self, weights: Tensor | None = None) -> Tensor:
+    def projection(self, weights: Tensor | Sequence[float] | None = None) -> Tensor:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
         if weights is None:
             weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added

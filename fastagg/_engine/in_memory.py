@@ -11,6 +11,7 @@ import torch
 
 from fastagg._engine import elementwise, kernels, nonfinite, wide
 from fastagg._engine import table as tables
+from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Out, StateDict, Table
@@ -26,7 +27,7 @@ class InMemory:
     def why_not(self, method: Aggregator, inputs: Mapping[str, Any]) -> str:
         return ""
 
-    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
         return tables.build(global_sd, client_sds, **options)
 
     def any(self, flag: bool) -> bool:

@@ -45,9 +45,9 @@ def check_gram(table: Table, gram: Gram, keys_of: KeysOf | None = None) -> None:
     if good.all() and good_global:
         return
     if not good_global:
-        keys = (keys_of or keys_not_finite)(table, table.center)
+        keys = (keys_of or keys_not_finite)(table, table.global_model)
         raise InputError(in_words("the global model", keys) or "the global model is too large for float64")
-    check_clients(table, np.flatnonzero(~good.reshape(-1, table.K).all(0)), keys_of)
+    check_clients(table, np.flatnonzero(~good.reshape(-1, table.K).all(0)).tolist(), keys_of)
 
 
 def check_clients(table: Table, bad: Sequence[int], keys_of: KeysOf | None = None, far: str = "") -> None:
@@ -102,9 +102,9 @@ def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
     raise too_large(table, [k for k in dominant([_largest(model[t]) for model in models]) if k < table.K], words)
 
 
-def dominant(amounts: Sequence[float]) -> list[int]:
+def dominant(given: Sequence[float] | np.ndarray) -> list[int]:
     """Whose amounts make a sum too large: at least half the largest, and FAR times the median. At most half of all."""
-    amounts = np.asarray(amounts, dtype=np.float64)
+    amounts = np.asarray(given, dtype=np.float64)
     median = np.sort(amounts)[(len(amounts) - 1) // 2]
     return np.flatnonzero((amounts >= amounts.max() / 2) & (amounts > FAR * median)).tolist()
 

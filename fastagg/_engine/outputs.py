@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from fastagg._engine import large_pages
 from fastagg._engine.checks import InputError
 from fastagg._engine.hints import prefix_hint
 from fastagg._engine.result import Result
-from fastagg._engine.table import Out, StateDict, Table, as_tensor, check_memory, scan
+from fastagg._engine.table import StateDict, Table, as_tensor, check_memory, scan
 
 
 def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
@@ -25,7 +25,7 @@ def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
     return made
 
 
-def check_out(table: Table, out: Out, outputs: int) -> list[list[torch.Tensor]]:
+def check_out(table: Table, out: StateDict | Sequence[StateDict], outputs: int) -> list[list[torch.Tensor]]:
     """The tensors of `out`, once it is certain that writing them loses nothing."""
     outs = list_of(out)
     if len(outs) != outputs:
@@ -46,7 +46,7 @@ def _mark_written(tensors: list[torch.Tensor]) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def list_of(out: Out) -> list[StateDict]:
+def list_of(out: StateDict | Sequence[StateDict]) -> list[StateDict]:
     return [out] if isinstance(out, Mapping) else list(out)
 
 

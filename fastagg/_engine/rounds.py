@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,7 +25,8 @@ Kept = tuple[Any, int | None]  # a method's state after a round, and how many cl
 
 
 def run(
-    method: Aggregator, access: Access, global_sd: StateDict | None, client_sds: Iterable[StateDict], sizes: Any,
+    method: Aggregator, access: Access, global_sd: StateDict | None, client_sds: Iterable[StateDict | InputError],
+    sizes: Any,
     client_ids: Sequence[Any] | None, out: Out, inputs: Mapping[str, Any],
 ) -> tuple[Any, Kept]:  # fmt: skip
     """The result, and what the method is to commit() once it has been delivered.
@@ -36,7 +37,7 @@ def run(
         client_sds = list(client_sds)
     form: dict[str, Any] = {"params": method.params, "layers": method.layers}
     if not isinstance(client_sds, list) or not client_sds:
-        access.build(global_sd, client_sds, **form, client_ids=None, bad=None)  # which says what is wrong  # type: ignore
+        access.build(global_sd, cast(list, client_sds), **form, client_ids=None, bad=None)  # which says what is wrong
         raise AssertionError
     K = len(client_sds)
     ids = read_client_ids(client_ids, K)

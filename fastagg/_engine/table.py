@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
@@ -100,6 +101,12 @@ class Table:
     def K(self) -> int:
         return len(self.clients)
 
+    @property
+    def global_model(self) -> list[torch.Tensor]:
+        """center, where it is known that there is one"""
+        assert self.center is not None
+        return self.center
+
     def name(self, k: int) -> str:
         """A client in the caller's words"""
         return client_name(k if self.positions is None else self.positions[k], self.client_ids)
@@ -155,7 +162,7 @@ def parameter_names(params: Iterable[str] | torch.nn.Module | ParameterNames | N
 
 def build(
     global_sd: StateDict | None,
-    client_sds: Sequence[StateDict],
+    client_sds: Sequence[StateDict | InputError],
     *,
     params: Iterable[str] | torch.nn.Module | ParameterNames | None = None,
     layers: Callable[[str], str] | None = None,
@@ -174,11 +181,11 @@ def build(
     if isinstance(client_sds, Mapping) or not isinstance(client_sds, Iterable):
         what = "one mapping" if isinstance(client_sds, Mapping) else f"a {type(client_sds).__name__}"
         raise InputError(f"client_sds is {what}; expected a sequence of state dicts, one per client")
-    client_sds = list(client_sds)
-    if not client_sds:
+    models: list[Any] = list(client_sds)
+    if not models:
         raise InputError("no clients: client_sds is empty")
-    some = list(range(len(client_sds)))  # positions of the clients that fit
-    for k, sd in enumerate(client_sds):
+    some = list(range(len(models)))  # positions of the clients that fit
+    for k, sd in enumerate(models):
         if not isinstance(sd, Mapping):
             name, fault = client_name(k, client_ids), f"a {type(sd).__name__}, expected a state dict (name -> tensor)"
             said = (
@@ -188,18 +195,18 @@ def build(
     if global_sd is not None and not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
-    first = some[0] if bad is None or global_sd is not None else _most_usual(client_sds, some)
-    metadata = getattr(client_sds[first] if global_sd is None else global_sd, "_metadata", None)
-    client_sds = [_plain_dict(sd) if isinstance(sd, Mapping) else sd for sd in client_sds]
+    first = some[0] if bad is None or global_sd is not None else _most_usual(models, some)
+    metadata = getattr(models[first] if global_sd is None else global_sd, "_metadata", None)
+    models = [_plain_dict(sd) if isinstance(sd, Mapping) else sd for sd in models]
     global_sd = None if global_sd is None else _plain_dict(global_sd)
     reference, who = (
-        (client_sds[first], client_name(first, client_ids)) if global_sd is None else (global_sd, "the global model")
+        (models[first], client_name(first, client_ids)) if global_sd is None else (global_sd, "the global model")
     )
     chosen = parameter_names(params)
     layer_names = None if layers is None else tuple(layers(key) for key in reference)
     layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
 
-    K, T = len(client_sds), len(layout.keys)
+    K, T = len(models), len(layout.keys)
     client_address = np.empty((T, K), dtype=np.int64)
     center_address = np.zeros((T, 1), dtype=np.int64)
     center, other_inputs = None, []
@@ -209,8 +216,9 @@ def build(
     for k in list(some):
         name = client_name(k, client_ids)
         try:
-            clients.append(_read(client_sds[k], layout, device, name, client_address, k, other_inputs))
+            clients.append(_read(models[k], layout, device, name, client_address, k, other_inputs))
         except InputError as error:
+            other_inputs += [extent(v) for v in models[k].values() if type(v) in _PLAIN and not v.is_meta]
             _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
     positions = None
     if len(some) < K:
@@ -320,7 +328,9 @@ def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int
         return [None] * T, range(T)
     tensors: list = []
     where = kind, device.index or 0
-    return tensors, _scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, where, address, column, tensors)
+    return tensors, _scanner.scan(
+        cast(dict, sd), layout.keys, layout.shapes, layout.code_list, where, address, column, tensors
+    )
 
 
 def extent(value: Any) -> tuple[int, int]:
@@ -423,7 +433,7 @@ _UNSUPPORTED = (
     ("sparse", lambda t: t.layout is not torch.strided),
     (
         "wrapper",
-        lambda t: type(t) not in _PLAIN and torch.utils._python_dispatch.is_traceable_wrapper_subclass(t),
+        lambda t: type(t) not in _PLAIN and is_traceable_wrapper_subclass(t),
     ),
 )
 

@@ -25,9 +25,9 @@ def empty_update(like: Tensor) -> Tensor:
 
 def updates(table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray) -> dict[int, Tensor]:
     """sum_k weights[row[t], k] w_k - g of the tensors used [T], by tensor: weights are [S, K]"""
-    found = {t: empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
+    found = {t: empty_update(table.global_model[t]) for t in np.flatnonzero(used).tolist()}
     for t, update in found.items():
-        g, *clients = (model[t].detach().reshape(-1) for model in (table.center, *table.clients))
+        g, *clients = (model[t].detach().reshape(-1) for model in (table.global_model, *table.clients))
         weighted_update(g, clients, weights[row[t]], update.view(-1))
     return found
 

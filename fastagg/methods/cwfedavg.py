@@ -109,7 +109,7 @@ class CwFedAvg(PersonalisedAggregator):
             name = (self.layers or module_of)(self.head)
             return np.array([layout.layers[at] == name for at in layout.layer], dtype=bool)
         found = np.array([re.search(self.scope, key) is not None for key in layout.keys], dtype=bool)
-        if not cohort.access.any(found.any()):
+        if not cohort.access.any(bool(found.any())):
             raise InputError(f"cwfedavg: scope={self.scope!r} is found in no key of the model")
         return found
 

@@ -49,7 +49,7 @@ def attention(gram: Gram, alpha: float | None, sigma: float | None) -> np.ndarra
     if sigma is None:
         sigma = squares.sum() / max(K * (K - 1), 1)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an infinite step is a capped one
-        step = 1 / K if alpha is None else np.float64(alpha) / sigma
+        step = 1 / K if alpha is None else np.float64(alpha) / np.float64(sigma)
         near = np.exp(-ratio(squares, np.float64(sigma)))  # [K, K], 1 where sigma is 0: all clients at one point
         np.fill_diagonal(near, 0)
         reach = near.sum(1, keepdims=True)

@@ -285,7 +285,7 @@ def _objective(
             length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
             return _last(loss, length), gradient + ratio(e * c + a + e * b + Gl, length)
         away = _one_minus_cosine(c, a, q, s) if want_loss else None
-        return _last(loss, away), gradient - cosine_slope(*(x * unit for x in (c, a, q, b, Gl)), s)
+        return _last(loss, away), gradient - cosine_slope(c * unit, a * unit, q * unit, b * unit, Gl * unit, s)
 
     def cosine_slope(c, a, q, b, Gl, s):  # of units that keep fourth powers within float64; the unit cancels
         length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
@@ -315,7 +315,7 @@ def _dot(x, y):
     return x @ y if x.ndim == 1 else (x * y).sum(-1, keepdims=True)
 
 
-def _last(loss, more=0.0):
+def _last(loss: Any, more: Any = 0.0) -> Any:
     """The loss as [] or [L]"""
     if loss is None:
         return None
@@ -328,7 +328,8 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -
     f = _objective(gram, o.variant, o.reg, distances)
     T, first, second = T.copy(), np.zeros_like(T), np.zeros_like(T)
     lam = softmax(T)
-    for step in range(1, o.steps + 1):
+    lr, steps = o.lr or 0.0, o.steps or 0  # which are numbers by now
+    for step in range(1, steps + 1):
         lam = softmax(T)
         _, v = f(lam, False)
         g = lam * (v - _dot(lam, v))
@@ -337,11 +338,11 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -
             second *= 0.999
             second += 0.001 * g * g
             scale = (1 - 0.999**step) ** -0.5
-            T -= (o.lr / (1 - 0.5**step)) * first / (scale * np.sqrt(second) + 1e-8)
+            T -= (lr / (1 - 0.5**step)) * first / (scale * np.sqrt(second) + 1e-8)
         else:
             g = g + 5e-4 * T
             first = g if step == 1 else 0.9 * first + g
-            T -= o.lr * first
+            T -= lr * first
     return (lam if o.variant == "released" else softmax(T)), T
 
 

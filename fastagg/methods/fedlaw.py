@@ -147,6 +147,7 @@ class Trainer:
         self.options, self.proxy, self.device = options, proxy, table.device
         self.criterion = options.loss or nn.functional.cross_entropy
         model = options.model
+        assert model is not None
         names = parameter_names(model, table)
         self.is_param = np.array([key in names for key in table.layout.keys], dtype=bool)
         used = np.flatnonzero(self.is_param)

@@ -123,7 +123,7 @@ class ServerOptimiser(GlobalAggregator):
                  for t, key in params if not self._in_range(deltas[t])]  # fmt: skip
         state: Moments = {moment: {} for moment in self.moments}
         for t, key in params if not found else ():
-            new, fits = self._advance(key, table.center[t].detach(), deltas.pop(t), values[t])
+            new, fits = self._advance(key, table.global_model[t].detach(), deltas.pop(t), values[t])
             if not fits:
                 words = f"the new value of key {key!r}, or a moment of it, is too large for {values[t].dtype}"
                 return state, [(t, words)]
@@ -161,10 +161,10 @@ class ServerOptimiser(GlobalAggregator):
 
     def _blamed(self, table: Table, counts: np.ndarray, t: int) -> list[int]:
         """The clients, if they are few, that move tensor t by far the most, of those that count"""
-        moved = [largest_update(table.center[t], client[t]) for client in table.clients]
+        moved = [largest_update(table.global_model[t], client[t]) for client in table.clients]
         return nonfinite.dominant(np.where(counts, moved, 0))
 
-    def _step(self, delta: torch.Tensor, *old: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
+    def _step(self, delta: torch.Tensor, *old: Any, **_: Any) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         """The new moments, and a step and its factor, from the old moments, which stay as they are"""
         raise NotImplementedError
 

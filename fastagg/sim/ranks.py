@@ -80,7 +80,7 @@ def aggregate(
     """The server's result, whole on every rank, and always with a Gram"""
     mine = [i for i, update in enumerate(updates) if update.state is not None]
     part = fastagg.distribute(
-        before, [updates[i].state for i in mine], peers.group, client_ids=[ids[i] for i in mine],
+        before, [updates[i].model for i in mine], peers.group, client_ids=[ids[i] for i in mine],
         sizes=[sizes[i] for i in mine], exact=True,
     )  # fmt: skip
     result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids, **info)

@@ -96,7 +96,7 @@ class Simulation:
         updates = self.trainer.train(jobs, lr)
         if self.attackers:
             updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
-            attack.check_size(update.state for update in updates)
+            attack.check_size(update.model for update in updates)
         return updates
 
     def chosen(self, r: int) -> list[int]:
@@ -131,7 +131,7 @@ class Simulation:
             return update
         o, params = self.options, [name for name, _ in self.module.named_parameters()]
         rng = self.draw(NOISE, r, job.client)
-        return replace(update, state=attack.apply(o.attack, job.start, update.state, params, o.attack_strength, rng))
+        return replace(update, state=attack.apply(o.attack, job.start, update.model, params, o.attack_strength, rng))
 
     def sizes(self, clients: list[int]) -> list[int]:
         return [len(self.parts.train[k]) for k in clients]
@@ -155,7 +155,7 @@ class Simulation:
             self.models = [dict(result)]
         if self.options.algorithm == "feddyn":
             self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
-            kept = [u.state for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+            kept = [u.model for k, u in zip(present, updates, strict=True) if k not in result.dropped]
             self.models = [self.corrected(dict(result), before, kept)]
         return result, before
 
@@ -178,7 +178,7 @@ class Simulation:
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
-        return self.server.aggregate(before, [u.state for u in updates], sizes, client_ids=ids, **info)
+        return self.server.aggregate(before, [u.model for u in updates], sizes, client_ids=ids, **info)
 
     def supplied(self) -> list[str]:
         """The inputs of a round that the method requires, all of which the simulator has to supply"""
@@ -223,7 +223,7 @@ class Simulation:
             return {"weights": None, "norms": None, "coherence": None, "gamma": None}
         gram = getattr(result, "gram", None)
         if gram is None:
-            gram = fastagg.gram(before, [u.state for u in updates], params=self.module)
+            gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
         gram = gram.model().present()
         weights = getattr(result, "weights", None)
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights

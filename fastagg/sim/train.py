@@ -99,6 +99,12 @@ class Update:
     steps: int
     correction: dict[str, Tensor] | None = None  # FedDyn's new h
 
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The state, where this process is known to have it"""
+        assert self.state is not None
+        return self.state
+
 
 class Trainer:
     """Trains clients of one model and data set. The model is copied; it, x, y and the jobs are never changed.

@@ -57,30 +57,29 @@ class DTensors:
         self._given: dict[int, tuple[torch.Tensor, Any]] = {}  # DTensors that are written in place, by their shard's id
 
     def local(
-        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], client_ids: Sequence[Any] | None,
-        bad: dict[int, str] | None = None,
-    ) -> tuple[StateDict | None, Sequence[StateDict]]:  # fmt: skip
-        """The models with local shards in the place of DTensors, once these fit each other. With bad, the models of
-        clients that do not fit stay as they are, and what is wrong goes in there."""
-        named = [(client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)]
+        self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError],
+        client_ids: Sequence[Any] | None, drops: bool = False,
+    ) -> tuple[StateDict | None, Sequence[StateDict | InputError]]:  # fmt: skip
+        """The models with local shards in the place of DTensors, once these fit each other. With drops, an error
+        stands in the place of a client's model that does not fit."""
+        named: list[tuple[str, Any]] = [(client_name(k, client_ids), sd) for k, sd in enumerate(client_sds)]
         named = named if global_sd is None else [("the global model", global_sd), *named]
-        if not named or not all(isinstance(sd, Mapping) for _, sd in named):
-            return global_sd, client_sds  # the table will say what is wrong
-        named = [(who, tables._plain_dict(sd)) for who, sd in named]
-        if not any(is_dtensor(value) for _, sd in named for value in sd.values()):
+        named = [(who, tables._plain_dict(sd) if isinstance(sd, Mapping) else sd) for who, sd in named]
+        found = [(who, sd) for who, sd in named if isinstance(sd, Mapping)]  # the table says what is wrong with others
+        if not any(is_dtensor(value) for _, sd in found for value in sd.values()):
             return global_sd, client_sds
-        who, reference = named[0]
+        who, reference = found[0]
         self.forms = {key: self._form(who, key, value) for key, value in reference.items() if is_dtensor(value)}
         models: list = []
         for at, (who, sd) in enumerate(named):
-            k = at - (global_sd is not None)
+            is_client = at >= (global_sd is not None)
             try:
-                models.append({key: self._shard(who, key, value) for key, value in sd.items()})
+                shards = isinstance(sd, Mapping) and {key: self._shard(who, key, value) for key, value in sd.items()}
+                models.append(shards or sd)
             except InputError as error:
-                if bad is None or k < 0:
+                if not drops or not is_client:
                     raise
-                bad[k] = str(error).removeprefix(f"{who}: ")
-                models.append(sd)
+                models.append(InputError(str(error).removeprefix(f"{who}: ")))
         return (None, models) if global_sd is None else (models[0], models[1:])
 
     def out(self, out: Out) -> Out:

@@ -74,15 +74,15 @@ class OverGroup:
             self.dtensors.restore(model)
 
     def build(
-        self, global_sd: StateDict | None, client_sds: Sequence[StateDict], *, params: Params, layers: Layers,
-        client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+        self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, params: Params,
+        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
     ) -> Table:  # fmt: skip
         if not isinstance(client_sds, list) or not client_sds:
             return tables.build(global_sd, client_sds)  # which says what is wrong
         metadata = getattr(client_sds[0] if global_sd is None else global_sd, "_metadata", None)
-        global_sd, client_sds = self.dtensors.local(global_sd, client_sds, client_ids, bad)
+        global_sd, client_sds = self.dtensors.local(global_sd, client_sds, client_ids, bad is not None)
         mine = chosen = tables.parameter_names(params)
-        reference = client_sds[0] if global_sd is None else global_sd
+        reference = global_sd or next((sd for sd in client_sds if isinstance(sd, Mapping)), None)
         if chosen.names is not None and isinstance(reference, Mapping):  # other ranks may have the rest of them
             mine = tables.ParameterNames(chosen.names & set(reference), chosen.tied)
         table = tables.build(global_sd, client_sds, params=mine, layers=layers, client_ids=client_ids, bad=bad)

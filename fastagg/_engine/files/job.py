@@ -95,8 +95,8 @@ class Job:
     """A round on files, once all that can be checked without reading them is checked"""
 
     def __init__(
-        self, method, global_path, client_paths, out_path, *, sizes=None, client_ids=None, memory="1GB",
-        shard_size="5GB", options=None,
+        self, method, global_path, client_paths, out_path, *, sizes=None, client_ids=None, memory: int | str = "1GB",
+        shard_size: int | str = "5GB", options=None,
     ) -> None:  # fmt: skip
         self.memory, self.shard_size = byte_count("memory", memory), byte_count("shard_size", shard_size)
         self.server, self.options, self.inputs = _server(method, dict(options or {}))
@@ -165,7 +165,12 @@ class Job:
             ahead = self.state.catch_up(self.center)
             if self.state.tree is not None:
                 self.server.load_state_dict(self.state.tree)
-            if ahead and self.target.is_output(self.center.path) and self._fingerprint() == self._said("inputs"):
+            if (
+                ahead
+                and self.center is not None
+                and self.target.is_output(self.center.path)
+                and self._fingerprint() == self._said("inputs")
+            ):
                 return self._made_before()
             return self._round(progress, report)
         finally:
@@ -213,6 +218,7 @@ class Job:
 
     def _made_before(self) -> FileResult:
         """The result of a round whose model is in its place, from what the file says of it"""
+        assert self.center is not None
         self.target.tidy(self.center.path)
         result = FileResult(self.server.name, self.ids, {self.target.stems[0]: self.center.path}, made_before=True)
         with suppress(TypeError, ValueError):
@@ -220,8 +226,9 @@ class Job:
             result.weights = torch.tensor(json.loads(self._said("weights")), dtype=torch.float64)
         return result
 
-    def _said(self, key: str) -> str | None:
-        return self.center.metadata.get(f"fastagg.{key}")
+    def _said(self, key: str) -> str:
+        """What the global model's file says of the round that made it"""
+        return "" if self.center is None else self.center.metadata.get(f"fastagg.{key}", "")
 
     def _fingerprint(self) -> str:
         return fingerprint([self.server.name, self.options, self.ids, self.sizes, self.inputs], self.clients)
@@ -314,7 +321,7 @@ def byte_count(name: str, value: int | str) -> int:
     """Bytes, from a number or from words like 500MB, 2 GB or 1e9"""
     found = re.fullmatch(r"([0-9.e+]+) *([KMGT]?)i?B?", str(value).strip(), re.IGNORECASE)
     try:
-        count = float(found[1]) * UNITS[found[2].upper()]
+        count = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
         if count < 1 or count > 2**62:
             raise ValueError
         return int(count)

@@ -53,7 +53,7 @@ class InFiles:
     def why_not(self, method: Aggregator, inputs: Mapping[str, Any]) -> str:
         return method.why_not_on_files()
 
-    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict], **options: Any) -> Table:
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
         return tables.build(global_sd, client_sds, **options)
 
     def any(self, flag: bool) -> bool:
@@ -83,7 +83,7 @@ class InFiles:
 
         def compute(slab: Slab) -> None:
             part, tensors = slab.of(table), outs.of(slab)
-            marks = nonfinite.marks(part)
+            marks = not_finite_marks(part)
             _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
             outs.mark(slab, marks)
 
@@ -100,7 +100,7 @@ class InFiles:
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
             part, tensors = slab.of(table), outs.of(slab)
-            marks = nonfinite.marks(part)
+            marks = not_finite_marks(part)
             matrices = _kernels(table).gram_mix(
                 part, gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, marks
             )
@@ -129,10 +129,10 @@ class InFiles:
     def wide_updates(
         self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
     ) -> dict[int, torch.Tensor]:
-        updates = {t: wide.empty_update(table.center[t]) for t in np.flatnonzero(used).tolist()}
+        updates = {t: wide.empty_update(table.global_model[t]) for t in np.flatnonzero(used).tolist()}
 
         def compute(slab: Slab) -> None:
-            models = [Pieces(model, slab) for model in (table.center, *table.clients)]
+            models = [Pieces(model, slab) for model in (table.global_model, *table.clients)]
             for p, (t, begin, count) in enumerate(zip(slab.t, slab.begin, slab.count, strict=True)):
                 g, *clients = (model[p] for model in models)
                 wide.weighted_update(g, clients, weights[row[t]], updates[int(t)].view(-1)[begin : begin + count])
@@ -157,11 +157,11 @@ class InFiles:
                 inputs, outs = ([s for at in side for s in slab.pages(at, table.layout)] for side in (read, written))
                 return inputs + outs, ahead.populate(inputs, outs)
 
-            coming = ask(slabs[0]) if slabs else None
-            for slab, following in zip(slabs, [*slabs[1:], None], strict=False):
-                pages, there = coming
+            coming = [ask(slab) for slab in slabs[:1]]
+            for at, slab in enumerate(slabs):
+                pages, there = coming.pop()
                 self._wait(there)
-                coming = ask(following) if following is not None else None
+                coming += [ask(following) for following in slabs[at + 1 : at + 2]]
                 compute(slab)
                 ahead.release(pages)
                 done += slab.bytes(table.layout) * len(read)
@@ -189,10 +189,10 @@ class InFiles:
 class SlabOutputs:
     """The models that a mix writes"""
 
-    def __init__(self, table: Table, outputs: list[dict[str, torch.Tensor]]) -> None:
+    def __init__(self, table: Table, outputs: Sequence[dict[str, torch.Tensor]]) -> None:
         self.table, self.outputs = table, outputs
         self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
-        self.not_finite = nonfinite.marks(table)
+        self.not_finite = not_finite_marks(table)
 
     def of(self, slab: Slab) -> list[list[torch.Tensor]]:
         """The pieces to write"""
@@ -203,6 +203,11 @@ class SlabOutputs:
 
     def results(self) -> list[Result]:
         return [finish(self.table, row, out) for row, out in zip(self.tensors, self.outputs, strict=True)]
+
+
+def not_finite_marks(table: Table) -> torch.Tensor:
+    """[T], for a mix to set"""
+    return torch.zeros(table.T, dtype=torch.uint8, device=table.device)
 
 
 def _kernels(table: Table):

@@ -116,6 +116,30 @@ def clients_that_are_not_finite(group, rank, ranks):
 
 
 @check
+def clients_of_another_form(group, rank, ranks):
+    """One that does not fit on a single rank is left out on all of them"""
+    g, clients = cohort()
+    keep = [0, 1, 3, 4, 6]
+    for case in ("fedavg", "fedawa", "fedamp"):
+        parts = [slices_of(sd, rank, ranks) for sd in clients]
+        if rank == ranks - 1:
+            parts[2]["fc.bias"] = torch.ones(9)
+        if rank == 0:
+            del parts[5]["fc.weight"]
+        part = round_of(server_of(case, group, on_bad_client="drop"), slices_of(g, rank, ranks), parts)
+        assert sorted(part.dropped) == sorted(IDS[k] for k in (2, 5))
+        assert "key 'fc.weight' is missing" in part.dropped[IDS[5]]
+        assert "key 'fc.bias' has shape (9,)" in part.dropped[IDS[2]]
+        whole = server_of(case).aggregate(g, [clients[k] for k in keep], client_ids=[IDS[k] for k in keep])
+        got = [model for model in models(part) if model is not None]
+        for a, b in zip(models(whole), got, strict=True):
+            for key, value in slices_of(a, rank, ranks).items():
+                torch.testing.assert_close(b[key], value, rtol=2e-5, atol=2e-5)
+    raises(fastagg.InputError, "key 'fc.weight' is missing" if ranks else "", lambda: fastagg.fedavg(
+        slices_of(g, rank, ranks), [{"conv.weight": clients[0]["conv.weight"]}], group=group))  # fmt: skip
+
+
+@check
 def clients_that_agree_with_each_other(group, rank, ranks):
     """Distances are taken from a second Gram then, in which every rank has the same client in the middle."""
     g, clients = cohort(scale=1e-5)
@@ -232,10 +256,10 @@ def a_rank_that_fails(group, rank, ranks):
         def run_out(*args, **more):
             raise MemoryError("none left")
 
-        server.round = run_out
+        server.combine = run_out
 
     refuse(fastagg.InputError, "client 3: key 'fc.bias' has shape (7,), expected", there=other_shape)
-    refuse(fastagg.InputError, "sizes: client 0 has size -1", more={"sizes": [-1.0] * K})
+    refuse(fastagg.InputError, "client 0: its entry in sizes is -1.0, expected", more={"sizes": [-1.0] * K})
     refuse(fastagg.InputError, "the ranks differ in sizes: [3.0", more={"sizes": [1.0] * K}, prefix="")
     fewer = {"client_sds": [slices_of(sd, rank, ranks) for sd in everyone()[1:4]], "sizes": SIZES[:3]}
     refuse(fastagg.InputError, "the ranks differ in clients: 7 on rank 0, 3 on rank", more=fewer, prefix="")
@@ -261,13 +285,13 @@ def weights_that_differ_in_the_last_bits(group, rank, ranks):
     """Rank 0's are used by all, as CPUs of different kinds need"""
     g, *clients = (slices_of(sd, rank, ranks) for sd in everyone())
     server = fastagg.aggregator("fedavg", group=group)
-    round_, factor = server.round, 1 + rank * 1e-13
+    combine, factor = server.combine, 1 + rank * 1e-13
 
-    def slightly_off(cohort, out):
-        cohort.n = cohort.n * factor
-        return round_(cohort, out)
+    def slightly_off(cohort):
+        cohort.shares = cohort.shares * factor
+        return combine(cohort)
 
-    server.round = slightly_off
+    server.combine = slightly_off
     expected = server_of("fedavg", group).aggregate(g, clients, SIZES)
     assert_same_bits(server.aggregate(g, clients, SIZES), expected)
 
