@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -218,7 +219,9 @@ def build(
         try:
             clients.append(_read(models[k], layout, device, name, client_address, k, other_inputs))
         except InputError as error:
-            other_inputs += [extent(v) for v in models[k].values() if type(v) in _PLAIN and not v.is_meta]
+            for value in models[k].values():
+                with suppress(TypeError, ValueError, RuntimeError):  # it may be anything, and is an input all the same
+                    other_inputs.append(extent(value))
             _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
     positions = None
     if len(some) < K:

@@ -1,0 +1,153 @@
+"""Methods of other packages: registered at run time, or announced by an entry point."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import numpy as np
+import pytest
+import torch
+
+import fastagg
+from fastagg._engine import registry
+from fastagg.extend import GlobalAggregator, PersonalisedAggregator, Range, RoundInput
+from helpers.cohort import assert_same_bits, make
+
+
+@pytest.fixture
+def known():
+    """Whatever is registered in a test is forgotten after it"""
+    before = dict(registry.registry())
+    yield registry.registry()
+    registry._registered.clear()
+    registry._registered.update(before)
+    for name in ("uniform", "Uniform"):
+        vars(fastagg).pop(name, None)
+
+
+class Uniform(GlobalAggregator):
+    """Every client counts alike."""
+
+    name = "uniform"
+    paper = "a test"
+    reads = "weights"
+    round_inputs = (RoundInput("factors", low=0),)
+
+    scale: Annotated[float, Range(above=0, high=2)] = 1.0
+
+    def weigh(self, cohort, factors=None):
+        return np.full(cohort.K, self.scale / cohort.K) * (1 if factors is None else factors)
+
+
+def test_a_method_registered_at_run_time(known):
+    assert fastagg.register(Uniform) is Uniform
+    assert fastagg.register(Uniform) is Uniform  # a module that is loaded again
+    g, clients = make(3, {"a.weight": (5, 4)})
+    result = fastagg.uniform(g, clients, scale=0.5)
+    assert result.weights.tolist() == [0.5 / 3] * 3
+    assert fastagg.Uniform is Uniform
+    assert isinstance(fastagg.aggregator("uniform"), Uniform)
+    assert "uniform" in [method.name for method in fastagg.list_methods()]
+    assert_same_bits(fastagg.fedavgm(g, clients, weights="uniform", momentum=0.0), fastagg.fedavg(g, clients))
+    with pytest.raises(ValueError, match=r"uniform: scale=3; expected a number > 0 and <= 2"):
+        fastagg.aggregator("uniform", scale=3)
+    with pytest.raises(fastagg.BadClientError, match="client 1: its entry in factors is -1"):
+        fastagg.uniform(g, clients, factors=[1, -1, 1])
+
+
+def test_what_cannot_be_registered(known):
+    fastagg.register(Uniform)
+    with pytest.raises(ValueError, match=r"there is a method 'uniform' already: .*Uniform"):
+        fastagg.register(type("Other", (GlobalAggregator,), {**facts("uniform"), "__doc__": "Another."}))
+    for cls, message in (
+        (int, "does not derive from"),
+        (type("Nameless", (GlobalAggregator,), {"__doc__": "It."}), "expected a name"),
+        (type("Odd", (GlobalAggregator,), {**facts("a b"), "__doc__": "It."}), "expected a name"),
+        (type("NoPaper", (GlobalAggregator,), {**facts("x"), "paper": "", "__doc__": "It."}), "paper is empty"),
+        (type("NoDoc", (GlobalAggregator,), facts("x")), "has no docstring"),
+        (type("Idle", (PersonalisedAggregator,), {"name": "x", "paper": "p", "__doc__": "It."}), "neither weigh"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            fastagg.register(cls)
+
+
+def facts(name):
+    return {"name": name, "paper": "p", "weigh": lambda self, cohort: cohort.shares}
+
+
+def test_the_checks_of_options_cannot_be_skipped():
+    with pytest.raises(TypeError, match=r"check options in check_options\(\)"):
+        type("Skips", (GlobalAggregator,), {"__post_init__": lambda self: None})
+
+
+PLUGIN = """
+import numpy as np
+import fastagg
+from fastagg.extend import GlobalAggregator
+
+@fastagg.register
+class Halves(GlobalAggregator):
+    \"\"\"The first half of the clients.\"\"\"
+
+    name = "halves"
+    paper = "a plugin"
+    reads = "weights"
+
+    def weigh(self, cohort):
+        w = (np.arange(cohort.K) < max(cohort.K // 2, 1)).astype(float)
+        return w / w.sum()
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """Two installed packages that announce methods, one of them broken"""
+    (tmp_path / "halves_plugin.py").write_text(PLUGIN)
+    for name, value in (("halves", "halves_plugin"), ("broken", "broken_plugin:Missing")):
+        info = tmp_path / f"{name}_plugin-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-plugin\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[fastagg.methods]\n{name} = {value}\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+
+
+def test_an_entry_point(plugin, tmp_path):
+    code = (
+        "import warnings, torch; warnings.simplefilter('ignore')\n"
+        "import fastagg\n"
+        "g = {'a': torch.ones(3)}\n"
+        "assert fastagg.halves(g, [g, {'a': torch.zeros(3)}]).weights.tolist() == [1, 0]\n"
+        "assert fastagg.aggregator('fedadam', weights='halves')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=plugin, check=True)
+    options = ["--clients", "4", "--rounds", "2", "--epochs", "1", "--samples", "300", "--out", str(tmp_path / "runs")]
+    done = subprocess.run(
+        [sys.executable, "-m", "fastagg", "compare", "fedavg", "halves", *options],
+        env=plugin,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "halves" in done.stdout
+    listed = subprocess.run(
+        [sys.executable, "-m", "fastagg", "methods"], env=plugin, capture_output=True, text=True, check=True
+    )
+    assert "\nhalves " in listed.stdout
+    assert "the method broken = broken_plugin:Missing cannot be loaded" in listed.stderr
+
+
+def test_a_subclass_inherits_options_and_their_checks():
+    class Twice(Uniform):
+        """Twice."""
+
+        name = "twice"
+        more: Annotated[int, Range(1)] | None = None
+
+    assert Twice(scale=0.5, more=3).more == 3
+    for options in ({"more": 0}, {"scale": 0}, {"more": 1.5}):
+        with pytest.raises(ValueError, match=f"twice: {next(iter(options))}="):
+            Twice(**options)
+    assert torch.equal(torch.tensor(Twice().scale), torch.tensor(1.0))
