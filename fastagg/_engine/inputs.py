@@ -139,6 +139,8 @@ def _read_per_client(spec: RoundInput, value: Any, ids: Sequence[ClientId]) -> t
     K, axis = len(ids), spec.client_axis
     given = _by_client(spec.name, value, ids, axis)
     array = _all_at_once(given)
+    if not K and array is not None and not array.size:
+        return array, {}
     if array is not None and array.ndim and array.shape[axis] == K and spec.is_good(np.moveaxis(array, axis, 0)):
         return array, {}
     entries = _entries(spec, given, K)

@@ -13,11 +13,16 @@ from fastagg._engine.registry import registry
 from helpers.every_method import METHODS, OPTIONS, K, cohort, round_inputs
 
 VARIANTS = [(name, {}) for name in METHODS] + [
-    ("fedawa", {"variant": "released"}), ("fedawa", {"variant": "released", "steps": 3}),
-    ("fedawa", {"variant": "cos"}), ("fedawa", {"layerwise": True}), ("fedadam", {"weights": "fedawa"}), ("fedadam", {"weights": "krum"}),
-    ("fedavgm", {"weights": {"method": "fedawa", "variant": "released"}}), ("fedavgm", {"momentum": 0.0}),
+    ("fedawa", {"variant": "released"}),
+    ("fedawa", {"variant": "released", "steps": 3}),
+    ("fedawa", {"variant": "cos"}),
+    ("fedawa", {"layerwise": True}),
+    ("fedadam", {"weights": "fedawa"}),
+    ("fedadam", {"weights": "krum"}),
+    ("fedavgm", {"weights": {"method": "fedawa", "variant": "released"}}),
+    ("fedavgm", {"momentum": 0.0}),
     ("centred_clipping", {"center": "previous"}),
-]  # fmt: skip
+]
 
 
 class OnlyProducts(Gram):

@@ -49,11 +49,10 @@ def run(clone, *command):
 
 
 def test_its_own_test_and_those_of_every_method(clone):
-    said = run(
-        clone, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "fedcos",
-        "tests/methods/test_fedcos.py", "tests/engine/test_registry.py", "tests/engine/test_conformance.py", "tests/engine/test_bad_clients.py",
-        "tests/files/test_job.py",
-    )  # fmt: skip
+    engine = [f"tests/engine/test_{what}.py" for what in ("registry", "conformance", "bad_clients")]
+    quiet = ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    own = "tests/methods/test_fedcos.py"
+    said = run(clone, "-m", "pytest", *quiet, "-k", "fedcos", own, *engine, "tests/files/test_job.py")
     assert int(re.search(r"(\d+) passed", said)[1]) >= 15
 
 
