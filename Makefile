@@ -8,7 +8,8 @@
 #              under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
-# make lint    ruff, basedpyright and clang-format
+# make lint    ruff, clang-format, the type checker, and what may import what
+# make stubs   writes fastagg/__init__.pyi, after a method or its options have changed
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
 PYTHON ?= python3
@@ -25,7 +26,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -70,7 +71,11 @@ lint: $(VENV)/lint $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+stubs: $(VENV)/ready
+	$(BIN)/python -m tools.stubs
 
 format: $(VENV)/lint
 	$(BIN)/ruff check --fix .
@@ -108,7 +113,7 @@ $(VENV)/bench: $(VENV)/ready
 
 # basedpyright is pyright with all it needs in its wheel; tomli is read in the name of Python 3.10
 $(VENV)/lint: Makefile constraints.txt | $(BIN)/python
-	$(PIP) install ruff==0.17.4 clang-format==23.1.3 basedpyright==1.40.2 tomli==2.5.0
+	$(PIP) install ruff==0.17.4 clang-format==23.1.3 basedpyright==1.40.2 import-linter==2.16 tomli==2.5.0
 	touch $@
 
 $(VENV)/build: build-requirements.txt | $(BIN)/python

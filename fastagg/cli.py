@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
-from contextlib import suppress
-from typing import Any
+
+from fastagg._engine.terminal import give_up_printing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,24 +17,10 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # `fastagg methods | head`
-        _give_up_printing()
+        give_up_printing()
         return 1
     except KeyboardInterrupt:  # before a command had begun
         return 130
-
-
-def say(text: str) -> None:
-    """Prints what comes after the work is done: a log on a full disk, or a closed pipe, is no failure of that work"""
-    try:
-        print(text, flush=True)
-    except (OSError, ValueError):
-        _give_up_printing()
-
-
-def _give_up_printing() -> None:
-    """What is left in the buffer goes nowhere, or the interpreter would fail at its end"""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:
@@ -129,22 +114,6 @@ def _info(as_json: bool) -> int:
         else:
             print(f"{name.replace('_', ' '):<14} {value}")
     return 0
-
-
-def key_value(text: str) -> dict[str, Any]:
-    """An option of a method, key=value"""
-    key, found, value = text.partition("=")
-    if not found or not key:
-        raise ValueError(f"option {text!r}: expected key=value")
-    return {key: parse(value)}
-
-
-def parse(text: str) -> Any:
-    """A value from the command line: a number, true, false, null, JSON, or a word"""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
 
 
 if __name__ == "__main__":

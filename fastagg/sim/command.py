@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastagg.cli import key_value, parse, say
+from fastagg._engine.terminal import key_value, parse, say
 from fastagg.sim import config
 from fastagg.sim.config import Config
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastagg._engine.checks import InputError, suggest
-from fastagg.cli import key_value, say
+from fastagg._engine.terminal import key_value, say
 
 if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
-    from fastagg._engine.files.job import FileResult, Job
+    from fastagg._engine.files.file_result import FileResult
+    from fastagg._engine.files.job import Job
 
 ABOUT = """Aggregates models in safetensors files into a new one, without ever holding them in memory.
 

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,19 @@ from fastagg._engine import registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, suggest
+from fastagg._engine.files.file_result import FileResult
 from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
 from fastagg._engine.files.streamed import InFiles, Progress
 from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
-from fastagg._engine.gram import Gram
 from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
 from fastagg._engine.options import options_of
 from fastagg._engine.table import FLOATING, Table
 
 MOST_LISTED = 100_000  # weights in a file's metadata; of more (many layers) there are none
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-@dataclass(eq=False)
-class FileResult:
-    """How a model in a file came about; the model itself is there and not here.
-
-    paths      the files written: a model, or the index of a sharded one; by client or cluster where there are several
-    weights    the clients' weights in the order of clients, [K] or [L, K]; of several models .mixing, [M, K]
-    dropped    clients that were left out, by id, and why (on_bad_client="drop")
-    made_before   an earlier call made this round, and was stopped before its state was in its place; now it is
-    """
-
-    method: str
-    clients: list[Any]
-    paths: dict[str, Path] = field(default_factory=dict)
-    weights: torch.Tensor | None = None
-    mixing: torch.Tensor | None = None
-    layers: tuple[str, ...] | None = None
-    gram: Gram | None = None
-    clusters: list[list[Any]] | None = None
-    dropped: Mapping[Any, str] = field(default_factory=dict)
-    passes: int = 0
-    bytes_read: int = 0
-    seconds: float = 0.0
-    made_before: bool = False
 
 
 def aggregate_files(

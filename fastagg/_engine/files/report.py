@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fastagg._engine import atomic
-from fastagg._engine.files.job import FileResult
+from fastagg._engine.files.file_result import FileResult
 
 SHOWN = 40  # clients that are named beside the picture, and listed in the table
 
