@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ class Result(dict):
     layers    names of the L layers when weights differ by layer, else None
     gram      the Gram, where the method computed one, else None; row k + 1 is client k's, as in weights
     logits    the state an optimising method carries to its next round, else None
-    dropped   ids of clients that were left out because they were not finite, or too large (on_nonfinite="drop")
+    dropped   clients that were left out (on_bad_client="drop"): the reason, by id
 
     All that has an entry for every client has it for every client given, in the order given. Of a client that was
     dropped, the weight is 0, and so are its row and column of the Gram, which lists it in .absent:
@@ -34,7 +35,7 @@ class Result(dict):
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     logits: torch.Tensor | None = None
-    dropped: Sequence[Any] = ()
+    dropped: Mapping[Any, str] = MappingProxyType({})
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return OrderedDict, (), None, None, iter(self.items())
@@ -62,12 +63,11 @@ class Results(list):
     layers     names of the L layers when mixing differs by layer, else None
     gram       the Gram, where the method computed one, else None; as in Result
     clusters   for methods that group clients: a list of lists of client ids, model m is that of clusters[m]
-    dropped    ids of clients that were left out because they were not finite; where there is a model per client, theirs
-               is None
+    dropped    clients that were left out: the reason, by id; where there is a model per client, theirs is None
     """
 
     mixing: torch.Tensor | None = None
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     clusters: list[list[Any]] | None = None
-    dropped: Sequence[Any] = ()
+    dropped: Mapping[Any, str] = MappingProxyType({})
