@@ -189,7 +189,7 @@ class FastAggAggregator(ModelAggregator):
         result = None
         for some in [[key] for key in keys] if on_disk and free and keys else [keys]:
             clients = [
-                _part(whole[name], [*some, *others[name]]) if name in whole else fastagg.InputError(faults[name])
+                fastagg.InputError(faults[name]) if name in faults else _part(whole[name], [*some, *others[name]])
                 for name in names
             ]
             center = None if self._global is None else _part(self._global, some)

@@ -116,7 +116,10 @@ def test_bfloat16_travels():
     )
     same(unpack(arrays), fastagg.fedawa(g, sds, client_ids=NODES[:3]))
     wrong = content({**sds[0], "w": sds[0]["w"].float()})
-    with pytest.raises(fastagg.InputError, match=rf"client 1 \(id {NODES[1]}\): key 'w' has dtype torch.float32, expected torch.bfloat16"):
+    with pytest.raises(
+        fastagg.InputError,
+        match=rf"client 1 \(id {NODES[1]}\): key 'w' has dtype torch.float32, expected torch.bfloat16",
+    ):
         started(FastAgg(), record, NODES[:2]).aggregate_train(1, replies(NODES[:2], [content(sds[0]), wrong]))
     with pytest.raises(fastagg.InputError, match=r"'w' has dtype torch\.complex64"):
         pack({"w": torch.zeros(2, dtype=torch.complex64)})

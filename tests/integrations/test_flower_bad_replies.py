@@ -194,5 +194,7 @@ def test_booleans_are_zero_or_one():
     contents = [content(good), content(bad), content(good)]
     with pytest.raises(fastagg.InputError, match=rf"\(id {NODES[1]}\): key 'mask' has booleans that are neither"):
         started(FastAgg(), good, NODES[:3]).aggregate_train(1, replies(NODES[:3], contents))
-    _, metrics = started(FastAgg(on_bad_client="drop"), good, NODES[:3]).aggregate_train(1, replies(NODES[:3], contents))
+    _, metrics = started(FastAgg(on_bad_client="drop"), good, NODES[:3]).aggregate_train(
+        1, replies(NODES[:3], contents)
+    )
     assert metrics["fastagg-dropped"] == [NODES[1]]

@@ -209,6 +209,22 @@ def test_a_bad_model_is_named_or_left_out(sent, returned, how, method, on_disk, 
     assert result.metrics == {"accuracy": 0.5}
 
 
+@pytest.mark.parametrize("key", [0, 3, -1])
+@pytest.mark.parametrize("method", ["fedavg", "feddisco", "fedawa"])
+def test_a_client_with_one_bad_tensor_is_in_no_tensor(sent, returned, method, key, tmp_path):
+    """Also where tensors are read one by one, and whichever is the bad one"""
+    told = {"label_dist": ([1, 2], [3, 1], [2, 2])} if method == "feddisco" else {}
+    key = [key for key in sent if "num_batches" not in key][key]
+    clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(returned)]
+    clients[1] = lazy({**returned[1], key: returned[1][key] * float("nan")}, tmp_path / "bad")
+    result = run(FastAggAggregator(method, on_bad_client="drop"), sent, clients, **told)
+    some = {what: value[::2] for what, value in told.items()}
+    expected = fastagg.aggregator(method).aggregate(sent, returned[::2], SIZES[::2], SITES[::2], **some)
+    assert_equal(result.params, dict(expected))
+    assert result.meta["fastagg_dropped"] == ["site-2"]
+    assert result.meta["fastagg_weights"] == dict(zip(SITES[::2], expected.weights.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedawa"])
 @pytest.mark.parametrize("how", [*HOW, "numpy dtype"])
 def test_a_bad_update_is_named_or_left_out(sent, returned, how, method):

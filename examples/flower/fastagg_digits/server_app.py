@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy = FastAgg(
         method=config["method"],
-        on_bad_client="drop",  # a client that sends NaN, or anything else that cannot be used, does not stop the server
+        on_bad_client="drop",  # a client that sends NaN, or anything else that cannot be used, does not end the run
         **({"head": "2.weight"} if config["method"] == "cwfedavg" else {}),
         fraction_evaluate=float(config["fraction-evaluate"]),
         min_train_nodes=nodes,
