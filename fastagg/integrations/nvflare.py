@@ -50,8 +50,8 @@ class FastAggAggregator(ModelAggregator):
     FULL models and DIFFs are both aggregated, torch tensors and NumPy arrays, to the like. Where the method needs the
     global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare left on disk are
     read one key at a time by methods whose weights do not depend on the models (FedAvg, FedDisco); others need them all
-    in memory. A result's meta has fastagg_weights, fastagg_dropped and, where known, fastagg_coherence; as all meta of
-    the global model, clients get to see it.
+    in memory. A result's meta has fastagg_weights (of the clients that were used), fastagg_dropped and, where known,
+    fastagg_coherence; as all meta of the global model, clients get to see it.
     """
 
     def __init__(
