@@ -16,6 +16,7 @@ from fastagg._engine.table import StateDict, client_name
 
 ClientId = str | int
 Faults = dict[int, str]  # what is wrong with a client, by its position
+_NO_NUMBER = (bool, str, bytes)
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ def _read_per_client(spec: RoundInput, value: Any, ids: Sequence[ClientId]) -> t
 
 
 def _all_at_once(given: Any) -> np.ndarray | None:
+    if isinstance(given, list | tuple) and any(isinstance(value, _NO_NUMBER) for value in given):
+        return None  # NumPy would read "3" as 3, and True as 1
     try:
         return float64(given)
     except (TypeError, ValueError, OverflowError):
@@ -205,7 +208,7 @@ def _numbers(name: str, given: Any, K: int) -> np.ndarray:
 
 def _number_or_none(value: Any) -> np.ndarray | None:
     """A number, or several, that somebody else sent"""
-    if value is None or isinstance(value, bool | str | bytes):
+    if value is None or isinstance(value, _NO_NUMBER):
         return None
     try:
         return float64(value)
@@ -221,7 +224,10 @@ def _shown(given: Any, k: int, ids: Sequence[ClientId], axis: int = 0) -> str:
         value = np.moveaxis(float64(given), axis, 0)[k].tolist()
     else:
         value = list(given)[k]
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits, which Python does not write out
+        text = f"a {type(value).__name__}"
     return text if len(text) < 80 else text[:77] + "..."
 
 

@@ -46,6 +46,7 @@ def run(
     values, bad = read_inputs(method.name, method.round_inputs, inputs, ids)
     amounts, no_size = read_sizes(sizes, ids)
     bad |= no_size
+    bad |= {k: str(sd) for k, sd in enumerate(client_sds) if isinstance(sd, InputError)}  # whatever else is wrong
     if why := access.why_not(method, values):
         raise InputError(f"{method.name}: {why}")
     drops = method.on_bad_client == "drop"

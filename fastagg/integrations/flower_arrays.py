@@ -14,7 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -116,7 +116,7 @@ class Form(NamedTuple):
     """What the header of an npy file says"""
 
     dtype: np.dtype
-    order: str
+    order: Literal["C", "F"]
     shape: tuple[int, ...]
     bytes: int
     torch: torch.dtype | None  # None where torch has no such dtype

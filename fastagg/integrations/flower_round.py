@@ -20,6 +20,7 @@ from torch import Tensor
 import fastagg
 from fastagg import Aggregator, InputError, Result, Results
 from fastagg._engine import large_pages
+from fastagg.extend import ClusterAggregator
 
 LOG = logging.getLogger("fastagg")
 Model = dict[str, Tensor]
@@ -34,7 +35,7 @@ class Reply:
 
     node: Any
     origin: Any  # the reply as Flower has it
-    model: Model | InputError
+    model: Any  # a state dict, or an InputError
     size: Any = None
     form: tuple | None = None  # of its metrics: those that differ from most cannot be averaged with them
     inputs: dict[str, Any] = field(default_factory=dict)  # what the client says for the method's round inputs
@@ -48,8 +49,9 @@ class RoundServer:
     """
 
     def __init__(
-        self, method: str | Aggregator, options: dict[str, Any], round_inputs: Any, blank: Callable, view: Callable
-    ) -> None:
+        self, method: str | Aggregator, options: dict[str, Any],
+        round_inputs: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None, blank: Callable, view: Callable,
+    ) -> None:  # fmt: skip
         if isinstance(method, Aggregator):
             if options:
                 raise TypeError(f"{', '.join(options)}: these options are to be given where the aggregator is made")
@@ -68,10 +70,15 @@ class RoundServer:
     def drops(self) -> bool:
         return self.aggregator.on_bad_client == "drop"
 
+    @property
+    def clusters(self) -> list[list[Any]]:
+        """The client ids of every cluster, where the method has any"""
+        return self.aggregator.clusters if isinstance(self.aggregator, ClusterAggregator) else []
+
     def start_of(self, node: Any) -> Any:
         """The packed model that a client starts from, None for the global one"""
-        if self.aggregator.produces == "clusters" and node not in self.models:  # it will be put into the first cluster
-            node = next((other for cluster in self.aggregator.clusters[:1] for other in cluster), node)
+        if node not in self.models:  # a method with clusters will put it into the first
+            node = next((other for cluster in self.clusters[:1] for other in cluster), node)
         return self.models.get(node)
 
     def read(self, replies: Iterable[tuple[Any, Any]], read: Callable[[Any, Any], Reply]) -> list[Reply]:
@@ -115,8 +122,9 @@ class RoundServer:
             )
         model, used, weights, coherence = None, [], [], None
         try:
-            inputs = self.round_inputs(server_round) if callable(self.round_inputs) else self.round_inputs or {}
-            model, mean, used = self._round(replies, inputs)
+            given = self.round_inputs
+            inputs = given(server_round) if callable(given) else given
+            self.result, model, mean, used = self._round(replies, inputs or {})
             weights = _weights(mean, replies, used)
             coherence = _coherence(self.result, weights)
         except InputError as error:
@@ -130,33 +138,35 @@ class RoundServer:
         }  # fmt: skip
         return model, used, about if coherence is None else {**about, "coherence": coherence}
 
-    def _round(self, replies: list[Reply], inputs: Mapping[str, Any]) -> tuple[Any, Result, list[Reply]]:
-        produces = self.aggregator.produces
-        form = self.center or next((r.model for r in replies if not isinstance(r.model, InputError)), {})
-        record = self.blank(form)
-        if produces == "global":
-            out = self.view(record)
-            large_pages.ask_for(out.values())
-            self.result = self._call(self.center, replies, inputs, out)
-        elif produces == "personalised":
-            own = [self.blank(form) for _ in replies]
-            self.result = self._call(self.center, replies, inputs, [self.view(one) for one in own])
-            pairs = zip(replies, self.result, own, strict=True)
-            self.models.update((reply.node, one) for reply, model, one in pairs if model is not None)
+    def _round(self, replies: list[Reply], inputs: Mapping[str, Any]) -> tuple[Any, Any, Result, list[Reply]]:
+        """The method's result; the global model, packed; a Result that says what each client counts in that one; and
+        the replies that were used"""
+        if self.aggregator.produces == "global":
+            record = None if self.center is None else self.blank(self.center)
+            out = None if record is None else self.view(record)
+            large_pages.ask_for((out or {}).values())
+            result = self._call(self.center, replies, inputs, out)
+            record = self._packed(result) if record is None else record
+            return result, record, result, _kept(replies, result)
+        if self.aggregator.produces == "clusters":
+            result = self._by_cluster(replies, inputs)
         else:
-            self.result = self._by_cluster(replies, inputs)
-        used = [reply for reply in replies if reply.node not in self.result.dropped]
-        if produces == "global":
-            return record, self.result, used
+            own = None if self.center is None else [self.blank(self.center) for _ in replies]
+            result = self._call(self.center, replies, inputs, own and [self.view(one) for one in own])
+            for k, (reply, model) in enumerate(zip(replies, result, strict=True)):
+                if model is not None:
+                    self.models[reply.node] = self._packed(model) if own is None else own[k]
+        used = _kept(replies, result)
+        record = self.blank(used[0].model)
         mean = fastagg.fedavg(
             self.center, [reply.model for reply in used], [reply.size for reply in used],
             client_ids=[reply.node for reply in used], out=self.view(record),
         )  # fmt: skip
-        return record, mean, used
+        return result, record, mean, used
 
     def _call(self, center: Model | None, replies: list[Reply], inputs: Mapping, out: Any = None) -> Any:
-        given = [name for name in self.client_inputs if any(name in reply.inputs for reply in replies)]
-        told = {name: [reply.inputs.get(name) for reply in replies] for name in given}
+        names = [name for name in self.client_inputs if any(name in reply.inputs for reply in replies)]
+        told = {name: [reply.inputs.get(name) for reply in replies] for name in names}
         sizes = [0 if isinstance(reply.model, InputError) else reply.size for reply in replies]
         return self.aggregator.aggregate(
             center, [reply.model for reply in replies], sizes, [reply.node for reply in replies], out=out,
@@ -169,8 +179,7 @@ class RoundServer:
         for reply in replies:
             start = self.start_of(reply.node)
             groups.setdefault(id(start), (start, []))[1].append(reply)
-        several = Results()
-        several.clusters, several.dropped = [], {}
+        several, clusters, dropped = Results(), [], {}
         for start, members in groups.values():
             try:
                 result = self._call(self.center if start is None else self.view(start), members, inputs)
@@ -178,17 +187,18 @@ class RoundServer:
                 if not self.drops:
                     raise
                 LOG.error("%s; this cluster's model stays as it was", error)
-                several.dropped |= {reply.node: str(error) for reply in members}
+                dropped |= {reply.node: str(error) for reply in members}
                 continue
             several += result
-            several.clusters += result.clusters
-            several.dropped |= result.dropped
+            clusters += result.clusters
+            dropped |= result.dropped
         if not several:
             raise InputError("no cluster has a client that can be used")
-        owner = {node: m for m, cluster in enumerate(several.clusters) for node in cluster}
+        several.clusters, several.dropped = clusters, dropped
+        owner = {node: m for m, cluster in enumerate(clusters) for node in cluster}
         packed = [self._packed(model) for model in several]
         former, self.models = self.models, {}
-        for cluster in self.aggregator.clusters:  # absent members get their cluster's new model too
+        for cluster in self.clusters:  # absent members get their cluster's new model too
             m = next((owner[node] for node in cluster if node in owner), None)
             own = packed[m] if m is not None else former.get(cluster[0])
             if own is not None:  # else the aggregator was loaded, and this cluster not heard of since
@@ -226,7 +236,8 @@ def split_options(strategy: type, options: dict[str, Any]) -> tuple[dict[str, An
 
 
 def check_size(name: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
+    is_number = issubclass(type(value), Real) and not issubclass(type(value), bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise InputError(f"{name} is {reprlib.repr(value)}, expected a number >= 0")
     return value
 
@@ -255,7 +266,11 @@ def check_booleans(model: Model) -> Model:
     return model
 
 
-def _weights(mean: Result, replies: list[Reply], used: list[Reply]) -> list[float]:
+def _kept(replies: list[Reply], result: Result | Results) -> list[Reply]:
+    return [reply for reply in replies if reply.node not in result.dropped]
+
+
+def _weights(mean: Any, replies: list[Reply], used: list[Reply]) -> list[float]:
     """A weight per client that was used; where they differ by layer, the mean over parameters"""
     weights = mean.weights.numpy()
     if weights.ndim == 2:
@@ -267,7 +282,7 @@ def _weights(mean: Result, replies: list[Reply], used: list[Reply]) -> list[floa
     return [float(w) for w in weights]
 
 
-def _coherence(result: Result | Results, weights: list[float]) -> float | None:
+def _coherence(result: Any, weights: list[float]) -> float | None:
     """FedLAW's, of the whole model, where the method has computed a Gram: to compute one for this would cost a read"""
     if result.gram is None:
         return None

@@ -4,7 +4,8 @@
 
     recipe = FedAvgRecipe(..., aggregator=FastAggAggregator("fedawa"), server_expected_format=ExchangeFormat.PYTORCH)
 
-Only `fastagg` itself is imported here: job export copies what this file names into the job, and the server has fastagg.
+Of fastagg, only what `import fastagg` and `from fastagg import ...` give is used: job export copies the file of every
+module that is imported by its own name into the job, and the server has fastagg.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fastagg
+from fastagg import extend
 
 
 class FastAggAggregator(ModelAggregator):
@@ -48,8 +50,8 @@ class FastAggAggregator(ModelAggregator):
     FULL models and DIFFs are both aggregated, torch tensors and NumPy arrays, to the like. Where the method needs the
     global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare left on disk are
     read one key at a time by methods whose weights do not depend on the models (FedAvg, FedDisco); others need them all
-    in memory. A result's meta has fastagg_weights, fastagg_dropped and, where known, fastagg_coherence; as all meta of
-    the global model, clients get to see it.
+    in memory. A result's meta has fastagg_weights (of the clients that were used), fastagg_dropped and, where known,
+    fastagg_coherence; as all meta of the global model, clients get to see it.
     """
 
     def __init__(
@@ -113,12 +115,12 @@ class FastAggAggregator(ModelAggregator):
         usable = {name: model for name, model in self._models.items() if _is_dict(model.params)}
         types = Counter(model.params_type for model in usable.values())
         kind = types.most_common(1)[0][0] if types else ParamsType.FULL
-        faults = dict.fromkeys(self._models.keys() - usable.keys(), "its params are no dict of names and tensors")
+        names, (sizes, faults) = list(self._models), self._sizes()
         faults |= {
             name: f"it sent {model.params_type}, others {kind}"
             for name, model in usable.items() if model.params_type != kind
         }  # fmt: skip
-        sizes = self._sizes()
+        faults |= dict.fromkeys(self._models.keys() - usable.keys(), "its params are no dict of names and tensors")
         params, result = None, None
         try:
             if not self._models:
@@ -131,7 +133,7 @@ class FastAggAggregator(ModelAggregator):
             self._dropped += self._models
             self._models = {}
         params = self._unchanged(kind) if params is None else params
-        meta = {"fastagg_weights": {}} if result is None else self._describe(result)
+        meta: dict[str, Any] = {"fastagg_weights": {}} if result is None else self._describe(result, names)
         meta["fastagg_dropped"] = sorted(self._dropped)
         meta["metrics_aggregation_info"] = {  # lets NVFlare 2.9 list every site's metrics, as with its own aggregation
             "metric_source": "client_reported_flmodel_metrics",
@@ -148,19 +150,19 @@ class FastAggAggregator(ModelAggregator):
             meta=meta,
         )
 
-    def _sizes(self) -> dict[str, Any]:
-        """How much each client counts, by what it says and the factors given; what is no number stays as it is"""
+    def _sizes(self) -> tuple[dict[str, float], dict[str, str]]:
+        """How much each client counts, by what it says and the factors given; and of whom what it says is wrong"""
         said = {name: (model.meta or {}).get(self.weight_key) for name, model in self._models.items()}
         if said and all(value is None for value in said.values()):
             if not self._warned:
                 self.warning(f"no client says {self.weight_key!r} in its meta: all count equally")
             self._warned = True
             said = dict.fromkeys(said, 1.0)
+        good = {name: float(value) for name, value in said.items() if value is not None and _is_weight(value)}
         factors = self.aggregation_weights or {}
-        return {
-            name: min(float(value) * factors.get(name, 1.0), 1e300) if _is_weight(value) else value
-            for name, value in said.items()
-        }
+        sizes = {name: min(good.get(name, 0.0) * factors.get(name, 1.0), 1e300) for name in said}
+        wrong = {name: f"{self.weight_key} is {_shown(value)}" for name, value in said.items() if name not in good}
+        return sizes, {name: f"{fault}, expected a number >= 0" for name, fault in wrong.items()}
 
     def _client_inputs(self, names: list[str]) -> dict[str, list[Any]]:
         """What clients say of themselves for the round inputs that the method takes of them"""
@@ -172,57 +174,57 @@ class FastAggAggregator(ModelAggregator):
                     inputs[spec.name] = said
         return inputs
 
-    def _params(self, kind: ParamsType, faults: dict[str, str], sizes: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    def _params(self, kind: ParamsType, faults: dict[str, str], sizes: dict[str, float]) -> tuple[dict[str, Any], Any]:
         """The aggregated params, and a Result that says how"""
         names = list(self._models)
-        reference = self._reference([name for name in names if name not in faults])
-        whole = [self._models[name].params for name in names if name not in faults]
-        on_disk = any(_is_lazy(value) for params in whole for value in params.values())
+        whole = {name: model.params for name, model in self._models.items() if name not in faults}
+        keys = self._keys(list(whole.values()))
+        others = {name: sorted(params.keys() - set(keys)) for name, params in whole.items()}
+        on_disk = any(_is_lazy(value) for params in whole.values() for value in params.values())
         # where weights do not depend on the models, keys can be mixed one by one
         free = self._server.reads == "weights" and not self._server.needs_global and self._server.params is None
-        keys = [[key] for key in reference] if on_disk and free else [list(reference)]
         if on_disk:
             self.info(f"tensors are on disk: read {'one key at a time' if free else 'all at once'}")
         params: dict[str, Any] = {}
-        for some in keys:
-            part = {key: _loaded(reference[key]) for key in some}
+        result = None
+        for some in [[key] for key in keys] if on_disk and free and keys else [keys]:
             clients = [
-                fastagg.InputError(faults[name]) if name in faults
-                else _loaded_part(self._models[name].params, some, reference)
+                fastagg.InputError(faults[name]) if name in faults else _part(whole[name], [*some, *others[name]])
                 for name in names
-            ]  # fmt: skip
-            result = self._round(kind, part, clients, [sizes[name] for name in names], names)
-            params.update(result)
+            ]
+            center = None if self._global is None else _part(self._global, some)
+            result = self._round(kind, center, clients, [sizes[name] for name in names], names)
             new = {name: why for name, why in result.dropped.items() if name not in faults}
-            if new and len(keys) > 1 and params.keys() != part.keys():  # keys before this one were mixed with these
+            if new and params:  # the keys before these were mixed with those clients
                 return self._params(kind, faults | new, sizes)
+            params.update(result)
             faults = faults | new
         self._dropped += faults
-        for name in faults:
-            del self._models[name]
-        result.names = names
+        self._models = {name: model for name, model in self._models.items() if name not in faults}
         return params, result
 
-    def _round(self, kind: ParamsType, part: dict, clients: list, sizes: list, names: list[str]) -> Any:
+    def _round(
+        self, kind: ParamsType, center: dict[str, Any] | None, clients: list, sizes: list[float], names: list[str]
+    ) -> Any:
         inputs = self._client_inputs(names) | self.round_inputs()
-        if kind == ParamsType.FULL or not self._server.needs_global:  # a weighted mean: of the updates as of the models
-            return self._server.aggregate(part, clients, sizes, names, **inputs)
-        center = {key: _widened(value) for key, value in part.items()}
-        moved = [sd if isinstance(sd, fastagg.InputError) else _moved(part, center, sd) for sd in clients]
-        result = self._server.aggregate(center, moved, sizes, names, **inputs)
-        return _changed(result, center, part)
+        if center is None or kind == ParamsType.FULL or not self._server.needs_global:
+            # where it needs no global model it is a weighted mean: of the updates as of the models
+            return self._server.aggregate(center, clients, sizes, names, **inputs)
+        wide = {key: _widened(value) for key, value in center.items()}
+        result = self._server.aggregate(wide, [_moved(center, wide, sd) for sd in clients], sizes, names, **inputs)
+        for key, like in center.items():
+            result[key] = _in_form(result[key] - wide[key], like)
+        return result
 
-    def _reference(self, names: list[str]) -> dict[str, Any]:
-        """What clients are compared with: the global model, of the keys that most of these clients sent"""
-        if self._global is None:
-            if self._server.needs_global:
-                raise fastagg.InputError(
-                    f"{self.method} needs the global model, and this controller fires no BEFORE_TRAIN_TASK"
-                )
-            return dict(next((self._models[name].params for name in names), {}))
-        sent = Counter(key for name in names for key in self._models[name].params)
-        known = {key: value for key, value in self._global.items() if 2 * sent[key] > len(names)}
-        return known or dict(self._global)
+    def _keys(self, models: list[Mapping[str, Any]]) -> list[str]:
+        """What is aggregated: of the global model, or where it is not known of all that came, what most clients sent"""
+        if self._global is None and self._server.needs_global:
+            raise fastagg.InputError(
+                f"{self.method} needs the global model, and this controller fires no BEFORE_TRAIN_TASK"
+            )
+        sent = Counter(key for params in models for key in params)
+        known = list(sent if self._global is None else self._global)
+        return [key for key in known if 2 * sent[key] > len(models)] or known
 
     def _unchanged(self, kind: ParamsType) -> dict[str, Any]:
         """What leaves the global model as it is"""
@@ -232,11 +234,11 @@ class FastAggAggregator(ModelAggregator):
             return dict(self._global)
         return {key: _in_form(torch.zeros(_widened(value).shape), value) for key, value in self._global.items()}
 
-    def _describe(self, result: Any) -> dict[str, Any]:
+    def _describe(self, result: Any, names: list[str]) -> dict[str, Any]:
         """A result in plain data"""
         meta: dict[str, Any] = {"fastagg_weights": {}}
         if result.weights is not None:
-            weights = dict(zip(result.names, result.weights.movedim(-1, 0).tolist(), strict=True))
+            weights = dict(zip(names, result.weights.movedim(-1, 0).tolist(), strict=True))
             meta["fastagg_weights"] = {name: w for name, w in weights.items() if name in self._models}
         if result.layers is not None:
             meta["fastagg_layers"] = list(result.layers)
@@ -270,7 +272,7 @@ class FastAggAggregator(ModelAggregator):
 
 def _is_weight(value: Any) -> bool:
     is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return is_number and 0 <= value < 1e300
+    return is_number and bool(0 <= value < 1e300)
 
 
 def _is_finite(metric: Any) -> bool:
@@ -285,35 +287,33 @@ def _is_lazy(value: Any) -> bool:
     return callable(getattr(value, "materialize", None))
 
 
-def _loaded(value: Any) -> Any:
-    """A tensor that NVFlare left on disk is read; what is in memory stays where it is"""
-    return value.materialize() if _is_lazy(value) else value
+def _part(params: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
+    """Those of the keys that there are. A tensor that NVFlare left on disk is read; what is in memory stays there."""
+    found = {key: params[key] for key in keys if key in params}
+    return {key: value.materialize() if _is_lazy(value) else value for key, value in found.items()}
 
 
-def _loaded_part(params: Mapping[str, Any], some: list[str], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """Some keys of a client's model, and those that are not in the reference: what is missing or too much shows"""
-    return {key: _loaded(value) for key, value in params.items() if key in some or key not in reference}
+def _moved(center: dict[str, Any], wide: dict[str, torch.Tensor], update: Any) -> Any:
+    """The global model plus an update of its form; of another form, an error that says so"""
+    if isinstance(update, fastagg.InputError):
+        return update
+    try:
+        extend.tables.build(center, [update], hints=False)
+    except fastagg.InputError as error:
+        return fastagg.InputError(str(error).removeprefix("client 0: "))
+    return {key: wide[key] + _widened(value) for key, value in update.items()}
 
 
-def _moved(part: dict, center: dict, sd: dict) -> dict:
-    """The global model plus an update of its form; what is of another form stays as it is, and will be named"""
-    fits = all(
-        key in part and (getattr(v, "shape", None), getattr(v, "dtype", None)) == (part[key].shape, part[key].dtype)
-        for key, v in sd.items()
-    )
-    return {key: center[key] + _widened(value) for key, value in sd.items()} if fits else sd
-
-
-def _changed(result: Any, center: dict, part: dict) -> Any:
-    """A result as an update of the global model, in its own form"""
-    for key, like in part.items():
-        result[key] = _in_form(result[key] - center[key], like)
-    return result
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except ValueError:  # an integer of thousands of digits, which Python does not write out
+        return f"a {type(value).__name__}"
 
 
 def _widened(value: Any) -> torch.Tensor:
     """In float32 if it is a 16-bit format: a model plus an update would lose most of the update there"""
-    tensor = fastagg.extend.as_tensor(value, "the model", "")
+    tensor = extend.as_tensor(value, "the model", "")
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 import fastagg
+from fastagg._engine.examples import ExampleNet, example_batches
 from fastagg._engine.registry import SHARED, own_options, registry
 from fastagg.integrations.flower import FastAgg, pack, unpack, view
 from helpers import every_method
@@ -26,8 +27,8 @@ SIZES = [10, 20, 5, 40, 7, 3, 15]
 
 
 def contents_of(name, sds, sizes):
-    info = every_method.round_inputs(name, len(sds))
-    told = {key: value for key, value in info.items() if key != "proxy"}
+    inputs = every_method.round_inputs(name, len(sds))
+    told = {key: value for key, value in inputs.items() if key != "proxy"}
     return [
         content(sd, n, **{key: np.asarray(value)[k].tolist() for key, value in told.items()})
         for k, (sd, n) in enumerate(zip(sds, sizes, strict=True))
@@ -38,8 +39,8 @@ def contents_of(name, sds, sizes):
 def test_every_method_gives_what_it_gives_without_flower(name):
     g, sds = every_method.cohort()
     expected = every_method.run(name, g, sds, SIZES, ids=NODES)
-    proxy = {"proxy": every_method.proxy()} if name == "fedlaw" else None
-    strategy = FastAgg(name, round_info=proxy, **every_method.OPTIONS[name])
+    inputs = {key: value for key, value in every_method.round_inputs(name).items() if key == "proxy"}
+    strategy = FastAgg(name, round_inputs=inputs, **every_method.OPTIONS[name])
     started(strategy, g)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -115,7 +116,10 @@ def test_bfloat16_travels():
     )
     same(unpack(arrays), fastagg.fedawa(g, sds, client_ids=NODES[:3]))
     wrong = content({**sds[0], "w": sds[0]["w"].float()})
-    with pytest.raises(fastagg.InputError, match=f"node {NODES[1]}: key 'w' is torch.float32.*expected torch.bfloat16"):
+    with pytest.raises(
+        fastagg.InputError,
+        match=rf"client 1 \(id {NODES[1]}\): key 'w' has dtype torch.float32, expected torch.bfloat16",
+    ):
         started(FastAgg(), record, NODES[:2]).aggregate_train(1, replies(NODES[:2], [content(sds[0]), wrong]))
     with pytest.raises(fastagg.InputError, match=r"'w' has dtype torch\.complex64"):
         pack({"w": torch.zeros(2, dtype=torch.complex64)})
@@ -217,15 +221,15 @@ def test_layers_of_fedawa_are_reported_as_one_weight_per_client():
     assert metrics["fastagg-coherence"] == pytest.approx(whole, abs=1e-9)
 
 
-def test_round_info_may_depend_on_the_round():
+def test_round_inputs_may_depend_on_the_round():
     g, sds = every_method.cohort(3)
     asked = []
 
-    def info(server_round):
+    def inputs(server_round):
         asked.append(server_round)
-        return {"proxy": every_method.proxy()}
+        return {"proxy": example_batches()}
 
-    strategy = FastAgg("fedlaw", model=every_method.Net(), epochs=1, progress=False, round_info=info)
+    strategy = FastAgg("fedlaw", model=ExampleNet(), epochs=1, progress=False, round_inputs=inputs)
     started(strategy, g, NODES[:3], 7).aggregate_train(7, replies(NODES[:3], [content(sd) for sd in sds]))
     assert asked == [7]
 
@@ -255,7 +259,15 @@ def test_without_the_global_model():
     given = replies(NODES[:3], [content(sd) for sd in sds])
     with pytest.raises(RuntimeError, match="configure_train"):
         FastAgg("fedawa").aggregate_train(1, given)
-    same(unpack(FastAgg("fedavg").aggregate_train(1, given)[0]), fastagg.fedavg(g, sds, client_ids=NODES[:3]))
+    strategy = FastAgg("fedavg")
+    arrays, _ = strategy.aggregate_train(1, given)
+    same(unpack(arrays), fastagg.fedavg(g, sds, client_ids=NODES[:3]))
+    same(strategy.result, unpack(arrays))
+    odd = replies(NODES[:3], [content({"x": torch.ones(3)}), *(content(sd) for sd in sds[1:])])  # most are right
+    for method in ("fedavg", "cwfedavg"):
+        arrays, metrics = FastAgg(method, on_bad_client="drop").aggregate_train(1, odd)
+        assert metrics["fastagg-dropped"] == NODES[:1]
+        same(unpack(arrays), fastagg.fedavg(None, sds[1:], client_ids=NODES[1:3]))
 
 
 def test_flower_is_not_imported_unless_used():

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 import fastagg
 from fastagg.integrations.flower import FastAgg, pack, unpack
-from fastagg.integrations.flower_round import check_model
+from fastagg.integrations.flower_round import check_booleans
 from helpers import every_method
 from helpers.flower_nodes import NODES, Nodes, content, replies, same, started
 
@@ -64,6 +64,30 @@ def test_a_bad_reply_is_named_or_left_out(kind, caplog):
     rest = [sds[0], sds[2], sds[3]]
     same(unpack(arrays), fastagg.fedawa(g, rest, [10] * 3, client_ids=metrics["fastagg-clients"]))
     assert len(metrics["fastagg-weights"]) == 3
+
+
+@pytest.mark.parametrize("method", ["fednova", "cwfedavg", "fedamp", "cfl"])
+def test_the_reason_is_the_first_that_is_wrong_whatever_the_method_takes_of_clients(method, caplog):
+    g, sds = every_method.cohort(4)
+    nodes = NODES[:4]
+    told = {"fednova": {"local_steps": 3}, "cwfedavg": {"class_dist": [1, 2]}}.get(method, {})
+    contents = [content(sd, **told) for sd in sds]
+    contents[1]["arrays"]["fc.bias"].data = b"no array"
+    with pytest.raises(fastagg.InputError, match=rf"\(id {nodes[1]}\): key 'fc.bias' is not an array"):
+        started(FastAgg(method), g, nodes).aggregate_train(1, replies(nodes, contents))
+    strategy = started(FastAgg(method, on_bad_client="drop"), g, nodes)
+    arrays, metrics = strategy.aggregate_train(1, replies(nodes, contents))
+    assert list(strategy.result.dropped) == metrics["fastagg-dropped"] == [nodes[1]]
+    assert "key 'fc.bias' is not an array" in strategy.result.dropped[nodes[1]]
+    assert str(nodes[1]) in caplog.text
+    rest = [0, 2, 3]
+    other = started(FastAgg(method), g, [nodes[k] for k in rest])
+    expected, _ = other.aggregate_train(1, replies([nodes[k] for k in rest], [contents[k] for k in rest]))
+    assert arrays == expected
+    for node in (nodes[k] for k in rest):
+        assert strategy._server.start_of(node) == other._server.start_of(node)
+    if method != "cfl":  # whose new clients start from the first cluster
+        assert strategy._server.start_of(nodes[1]) is None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedawa", "fedamp", "cfl"])
@@ -166,6 +190,11 @@ def test_a_client_cannot_choose_its_logits():
 
 def test_booleans_are_zero_or_one():
     good, bad = ({"mask": torch.tensor([n, 0], dtype=torch.uint8).view(torch.bool)} for n in (1, 7))
-    assert check_model(1, good, good) is good
-    with pytest.raises(fastagg.InputError, match="node 1: key 'mask' has booleans that are neither 0 nor 1"):
-        check_model(1, bad, good)
+    assert check_booleans(good) is good
+    contents = [content(good), content(bad), content(good)]
+    with pytest.raises(fastagg.InputError, match=rf"\(id {NODES[1]}\): key 'mask' has booleans that are neither"):
+        started(FastAgg(), good, NODES[:3]).aggregate_train(1, replies(NODES[:3], contents))
+    _, metrics = started(FastAgg(on_bad_client="drop"), good, NODES[:3]).aggregate_train(
+        1, replies(NODES[:3], contents)
+    )
+    assert metrics["fastagg-dropped"] == [NODES[1]]

@@ -18,6 +18,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 import fastagg
+from fastagg._engine.examples import ExampleNet
 from fastagg._engine.registry import SHARED, own_options, registry
 from fastagg.integrations.flower import FastAggLegacy
 from helpers import every_method
@@ -71,14 +72,14 @@ def test_every_method_gives_what_it_gives_without_flower(name):
     g, sds = every_method.cohort()
     ids = [f"client-{k}" for k in range(len(sds))]
     expected = every_method.run(name, g, sds, SIZES, ids=ids)
-    info = every_method.round_inputs(name)
+    inputs = every_method.round_inputs(name)
     told = [
-        {key: json.dumps(np.asarray(value)[k].tolist()) for key, value in info.items() if key != "proxy"}
+        {key: json.dumps(np.asarray(value)[k].tolist()) for key, value in inputs.items() if key != "proxy"}
         for k in range(len(sds))
     ]
-    proxy = {"proxy": info["proxy"]} if name == "fedlaw" else None
-    strategy = FastAggLegacy(name, keys=every_method.Net(), round_info=proxy, **every_method.OPTIONS[name])
-    order = list(every_method.Net().state_dict())
+    proxy = {key: value for key, value in inputs.items() if key == "proxy"}
+    strategy = FastAggLegacy(name, keys=ExampleNet(), round_inputs=proxy, **every_method.OPTIONS[name])
+    order = list(ExampleNet().state_dict())
     g, sds = {key: g[key] for key in order}, [{key: sd[key] for key in order} for sd in sds]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -145,12 +146,15 @@ def test_bad_replies_are_named_or_left_out(caplog):
 
 def test_what_clients_say_of_themselves_is_checked():
     g, sds = every_method.cohort(3)
-    for bad in ("[1, 2", "[[1]]", "{}", "[NaN]", "1" * 400, float("nan"), b"1", "0", "[" * 100_000):
+    for bad in ("[1, 2", "[[1]]", "{}", "[NaN]", "1" * 400, float("nan"), b"1", "0", "true", "null", "[" * 100_000):
         told = [{"local_steps": 3}, {"local_steps": bad}, {"local_steps": 4}]
         strategy = started(FastAggLegacy("fednova", on_bad_client="drop"), g, 3)
         parameters, metrics = strategy.aggregate_fit(1, fits(sds, metrics=told), [])
         assert json.loads(metrics["fastagg-dropped"]) == ["client-1"]
-        assert parameters is not None
+        rest = started(FastAggLegacy("fednova"), g, 3).aggregate_fit(1, fits(sds, metrics=told)[::2], [])
+        assert parameters == rest[0]
+        with pytest.raises(fastagg.InputError, match="client-1"):
+            started(FastAggLegacy("fednova"), g, 3).aggregate_fit(1, fits(sds, metrics=told), [])
 
 
 def test_a_strategy_can_be_copied_and_pickled():

@@ -209,7 +209,81 @@ def test_a_bad_model_is_named_or_left_out(sent, returned, how, method, on_disk, 
     assert result.metrics == {"accuracy": 0.5}
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "many", True, None, [3], 10**400])
+@pytest.mark.parametrize("key", [0, 3, -1])
+@pytest.mark.parametrize("method", ["fedavg", "feddisco", "fedawa"])
+def test_a_client_with_one_bad_tensor_is_in_no_tensor(sent, returned, method, key, tmp_path):
+    """Also where tensors are read one by one, and whichever is the bad one"""
+    told = {"label_dist": ([1, 2], [3, 1], [2, 2])} if method == "feddisco" else {}
+    key = [key for key in sent if "num_batches" not in key][key]
+    clients = [lazy(sd, tmp_path / str(k)) for k, sd in enumerate(returned)]
+    clients[1] = lazy({**returned[1], key: returned[1][key] * float("nan")}, tmp_path / "bad")
+    result = run(FastAggAggregator(method, on_bad_client="drop"), sent, clients, **told)
+    some = {what: value[::2] for what, value in told.items()}
+    expected = fastagg.aggregator(method).aggregate(sent, returned[::2], SIZES[::2], SITES[::2], **some)
+    assert_equal(result.params, dict(expected))
+    assert result.meta["fastagg_dropped"] == ["site-2"]
+    assert result.meta["fastagg_weights"] == dict(zip(SITES[::2], expected.weights.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedawa"])
+@pytest.mark.parametrize("how", [*HOW, "numpy dtype"])
+def test_a_bad_update_is_named_or_left_out(sent, returned, how, method):
+    """To 16-bit models too: they are widened before updates are added, and no update may pass for a model then"""
+    for dtype in (torch.float32, torch.bfloat16):
+        start = {key: value.to(dtype) if value.is_floating_point() else value for key, value in sent.items()}
+        updates = [{key: (sd[key] - sent[key]).to(start[key].dtype) for key in sd} for sd in returned]
+        other = torch.float32 if dtype == torch.bfloat16 else torch.float64
+        bad = broken(updates[0], how) if how not in ("dtype", "numpy dtype") else dict(updates[0])
+        if how == "dtype":
+            bad["2.weight"] = bad["2.weight"].to(other)
+        elif how == "numpy dtype":
+            bad["2.weight"] = bad["2.weight"].to(other).numpy()
+        clients = [bad, *updates[1:]]
+        with pytest.raises(fastagg.InputError, match=r"site-1.*2\.weight"):
+            run(FastAggAggregator(method), start, clients, ParamsType.DIFF)
+        result = run(FastAggAggregator(method, on_bad_client="drop"), start, clients, ParamsType.DIFF)
+        assert result.meta["fastagg_dropped"] == ["site-1"]
+        assert list(result.meta["fastagg_weights"]) == ["site-2", "site-3"]
+        aggregator = FastAggAggregator(method)
+        event(aggregator, start)
+        for name, update, size in list(zip(SITES, updates, SIZES, strict=True))[1:]:
+            aggregator.accept_model(fl_model(name, update, ParamsType.DIFF, size))
+        expected = aggregator.aggregate_model()
+        assert_equal(result.params, expected.params)
+        assert result.meta["fastagg_weights"] == expected.meta["fastagg_weights"]
+        assert result.meta.get("fastagg_coherence") == expected.meta.get("fastagg_coherence")
+
+
+def test_numpy_updates_of_a_torch_model(sent, returned):
+    updates = [minus(sd, sent) for sd in returned]
+    for method in ("fedavg", "fedawa"):
+        expected = run(FastAggAggregator(method), sent, updates, ParamsType.DIFF)
+        result = run(FastAggAggregator(method), sent, [as_numpy(sd) for sd in updates], ParamsType.DIFF)
+        assert_equal(result.params, expected.params)
+
+
+def test_without_the_global_model_the_form_of_most_clients_counts(returned):
+    for how in HOW:
+        clients = [broken(returned[0], how), *returned[1:]]
+        result = run(FastAggAggregator(on_bad_client="drop"), None, clients)
+        assert result.meta["fastagg_dropped"] == ["site-1"]
+        expected = fastagg.fedavg(None, returned[1:], SIZES[1:], client_ids=SITES[1:])
+        assert_equal(dict(sorted(result.params.items())), dict(sorted(expected.items())))
+
+
+def test_the_first_fault_of_a_client_is_what_is_said(sent, returned, caplog):
+    clients = ["no params", *returned[1:]]
+    with pytest.raises(fastagg.InputError, match=r"site-1.*no dict"):
+        run(FastAggAggregator("fednova"), sent, clients, local_steps=(None, 2, 3))
+    result = run(FastAggAggregator("fednova", on_bad_client="drop"), sent, clients, local_steps=(None, 2, 3))
+    assert result.meta["fastagg_dropped"] == ["site-1"]
+    assert "its params are no dict" in caplog.text
+    assert "local_steps" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "weight", [-1, float("nan"), float("inf"), "many", True, None, [3], 10**400, pytest.param(10**5000, id="long")]
+)
 def test_a_bad_weight_is_named_or_left_out(sent, returned, weight):
     sizes = (100, weight, 50)
     with pytest.raises(fastagg.InputError, match=r"site-2.*NUM_STEPS_CURRENT_ROUND"):
@@ -244,18 +318,20 @@ def test_what_clients_say_reaches_the_method(sent, returned):
     result = run(FastAggAggregator("fednova"), sent, returned, local_steps=steps)
     expected = fastagg.fednova(sent, returned, SIZES, local_steps=steps, client_ids=SITES)
     assert_equal(result.params, dict(expected))
-    for bad in (None, "x", -1, float("nan"), [1, 2]):
+    for bad in (None, "x", "4", True, -1, float("nan"), [1, 2], 10**5000):
         with pytest.raises(fastagg.InputError, match=r"site-3.*local_steps"):
             run(FastAggAggregator("fednova"), sent, returned, local_steps=(2, 9, bad))
         result = run(FastAggAggregator("fednova", on_bad_client="drop"), sent, returned, local_steps=(2, 9, bad))
         assert result.meta["fastagg_dropped"] == ["site-3"]
+        rest = fastagg.fednova(sent, returned[:2], SIZES[:2], local_steps=steps[:2], client_ids=SITES[:2])
+        assert_equal(result.params, dict(rest))
     honest, forged = (
         run(FastAggAggregator("fedawa"), sent, returned, **kw) for kw in ({}, {"logits": (9.0, 0.0, 0.0)})
     )
     assert honest.meta == forged.meta  # a client has no say in its logits
 
 
-def test_a_subclass_gives_other_round_info(sent, returned):
+def test_a_subclass_gives_other_round_inputs(sent, returned):
     class Remembering(FastAggAggregator):
         def round_inputs(self):
             return {"logits": [0.0, 1.0, 2.0]}
@@ -306,11 +382,14 @@ def test_a_number_of_steps_out_of_range_is_named_or_left_out(sent, returned):
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
-    [("fednova", {"local_steps": (0, 2, 3)}), ("feddisco", {"label_dist": ([0, 0], [1, 2], [2, 1])})],
+    ("method", "told", "words"),
+    [
+        ("fednova", {"local_steps": (0, 2, 3)}, "local_steps is 0, expected a finite number > 0"),
+        ("feddisco", {"label_dist": ([0, 0], [1, 2], [2, 1])}, r"label_dist is \[0, 0\].*not all of them 0"),
+    ],
 )
-def test_a_client_that_tells_only_zeros_is_named_or_left_out(sent, returned, method, told):
-    with pytest.raises(fastagg.InputError, match=r"site-1.*not all 0"):
+def test_a_client_that_tells_only_zeros_is_named_or_left_out(sent, returned, method, told, words):
+    with pytest.raises(fastagg.InputError, match=f"site-1.*{words}"):
         run(FastAggAggregator(method), sent, returned, **told)
     result = run(FastAggAggregator(method, on_bad_client="drop"), sent, returned, **told)
     assert result.meta["fastagg_dropped"] == ["site-1"]
