@@ -33,7 +33,7 @@ Reads = Literal["weights", "products", "pairs"]
 Pass = Literal["gram", "mix", "gram_mix", "update"]
 
 
-@dataclass_transform(kw_only_default=True, eq_default=False)
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 @dataclass(kw_only=True, eq=False)
 class Aggregator(Generic[R]):
     """A method with its options, and what it remembers from round to round.

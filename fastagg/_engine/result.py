@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -31,7 +31,7 @@ class Result(dict):
     `torch.load(..., weights_only=True)` reads the file back without knowing of fastagg.
     """
 
-    weights: torch.Tensor | None = None
+    weights: torch.Tensor = cast(torch.Tensor, None)  # which everything that is returned has
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     logits: torch.Tensor | None = None
@@ -67,7 +67,7 @@ class Results(list):
                theirs is None
     """
 
-    mixing: torch.Tensor | None = None
+    mixing: torch.Tensor = cast(torch.Tensor, None)  # which everything that is returned has
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
     clusters: list[list[Any]] | None = None
