@@ -85,25 +85,28 @@ def centred_clipping(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -144,25 +147,28 @@ def cfl(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.
     """
@@ -198,25 +204,28 @@ def cwfedavg(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
     """
@@ -249,25 +258,28 @@ def fedadagrad(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -302,25 +314,28 @@ def fedadam(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -348,25 +363,28 @@ def fedadp(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -399,25 +417,28 @@ def fedamp(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
     """
@@ -438,25 +459,28 @@ def fedavg(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -487,25 +511,28 @@ def fedavgm(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -557,25 +584,28 @@ def fedawa(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -612,25 +642,28 @@ def feddisco(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -680,25 +713,28 @@ def fedlaw(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -728,25 +764,28 @@ def fednova(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -781,25 +820,28 @@ def fedyogi(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -834,25 +876,28 @@ def geometric_median(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -879,25 +924,28 @@ def krum(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -927,25 +975,28 @@ def ldawa(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -974,25 +1025,28 @@ def multi_krum(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1020,25 +1074,28 @@ def simagg(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1067,25 +1124,28 @@ def simprox(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1114,25 +1174,28 @@ def weiavg(
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
