@@ -1,43 +1,43 @@
-"""fastagg: aggregation of federated-learning client models in a few reads of memory.
+"""fastagg: fast aggregation of federated-learning client models.
 
-A round takes the global model and the clients' models, as state dicts, and returns the new global model:
+A round takes the global model and the client models, as state dicts, and returns the new global model:
 
     import fastagg
 
     new_sd = fastagg.fedawa(global_sd, client_sds, sizes=[600, 250, 410])
-    model.load_state_dict(new_sd)       # a dict of tensors, like those that came in
-    new_sd.weights                      # what each client counted for: [K]
-    new_sd.gram                         # inner products of the updates: norms, cosines and distances of clients
+    model.load_state_dict(new_sd)       # a dict of tensors, like the inputs
+    new_sd.weights                      # the weight of each client: [K]
+    new_sd.gram                         # inner products of the client updates: norms, cosines, distances
 
-Every method is a function of that form. Its options are keyword arguments; help(fastagg.fedawa) explains all of them.
+All methods are functions of this form. Options are keyword arguments; help(fastagg.fedawa) explains them.
 
-    fastagg.list_methods()              # all methods: name, one line, paper, options. Also: `fastagg methods`
+    fastagg.list_methods()              # all methods: name, description, paper, options. Also: `fastagg methods`
     fastagg.krum(global_sd, client_sds, f=2)
-    fastagg.feddisco(global_sd, client_sds, sizes, label_dist=counts)       # some take more in a round
+    fastagg.feddisco(global_sd, client_sds, sizes, label_dist=counts)       # some methods take further round inputs
 
-A server keeps an aggregator, which remembers from round to round what its method needs (momentum, logits, clusters) by
+A server keeps an aggregator. It remembers from round to round what its method needs (momentum, logits, clusters), by
 client id, and can be saved:
 
     server = fastagg.aggregator("fedadam", lr=0.01, on_bad_client="drop")
     for round in range(100):
         global_sd = server.aggregate(global_sd, client_sds, sizes, client_ids)
-        global_sd.dropped               # clients with NaN or a wrong shape, which were left out, and why
-    server.save("fedadam.state")        # server.load("fedadam.state") resumes
+        global_sd.dropped               # clients left out, with the reason: a NaN, a wrong shape, ...
+    server.save("fedadam.state")        # resume with server.load("fedadam.state")
 
-Models stay where they are: on a GPU, in NumPy arrays, in files (aggregate_files), or spread over processes (group=,
-distribute). Nothing is flattened or stacked, and inputs are never modified. InputError says which client and key is
-wrong.
+Models stay where they are: in CPU or GPU tensors, in NumPy arrays, in files (aggregate_files), or spread over processes
+(group=, distribute). fastagg does not flatten or stack them, and never modifies its inputs. If an input is wrong, an
+InputError names the client and the key.
 
-To write a method of your own, or to look at a round:
+To write your own method, or to inspect a round:
 
-    gram = fastagg.gram(global_sd, client_sds)              # one read of the clients; layerwise=True for each layer
-    gram.norms(), gram.cosine(), gram.distances()           # of updates, as float64
+    gram = fastagg.gram(global_sd, client_sds)              # one read of the clients; layerwise=True: per layer
+    gram.norms(), gram.cosine(), gram.distances()           # of the client updates, in float64
     new_sd = fastagg.mix(client_sds, weights)               # sum_k weights_k w_k; differentiable in weights
-    fastagg.diagnostics(gram, weights).coherence            # how far the clients agree
+    fastagg.diagnostics(gram, weights).coherence            # how well the clients agree
 
-Other names: gram_mix (both in one read), client_vectors, set_backend, info (what this installation can do), Result
-(what methods return), and each method's class (fastagg.FedAWA). The command `fastagg` aggregates files and simulates
-federated training: `fastagg --help`.
+Other names: gram_mix (Gram and mix in one read), client_vectors, set_backend, info (what this installation supports),
+Result (what methods return), register (adds a method) and the class of each method (fastagg.FedAWA). The command
+`fastagg` aggregates files and simulates federated training: see `fastagg --help`.
 """
 
 import sys

@@ -63,47 +63,51 @@ def centred_clipping(
     tau: float = 10.0,
     iterations: int = 1,
     weighted: bool = False,
-    center: Literal['global', 'previous'] = 'global',
+    center: Literal["global", "previous"] = "global",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """The mean of the clients' updates, none longer than tau: the model moves at most that far per iteration.
+    """The mean of the client updates, each clipped to length tau: the model moves at most that far per iteration.
 
-    tau          updates are clipped to this length; choose it near the length of an honest one
-    iterations   clip again around the model found so far, this often in all
-    weighted     by the data shares. False, as in the paper: every client counts alike, whatever size it claims
+    tau          updates are clipped to this length; choose it close to the length of an honest update
+    iterations   number of iterations; each clips again around the model found so far
+    weighted     True: weight clients by their data shares. False, as in the paper: all clients count equally, whatever
+                 data size they claim
     center       what updates are clipped around: "global", no update at all; "previous", as in the paper, the update of
-                 the round before, which an aggregator remembers (in memory, not for models in files)
+                 the previous round, which an aggregator remembers (in memory; not available for models in files)
 
-    The model is g + sum_k weights_k (w_k - g), and with center="previous" + previous_weight times the update before:
-    .weights (and .previous_weight) are never negative and sum to at most 1, less when updates were clipped. Whatever is
-    not a parameter (buffers, integers) is the coordinate-wise median over all clients.
+    The model is g + sum_k weights_k (w_k - g); with center="previous", previous_weight times the previous update is
+    added. .weights (and .previous_weight) are never negative and sum to at most 1, less if updates were clipped.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -116,53 +120,58 @@ def cfl(
     eps1: float = 0.4,
     eps2: float = 1.6,
     min_size: int = 2,
-    linkage: Literal['complete', 'single'] = 'complete',
+    linkage: Literal["complete", "single"] = "complete",
     weighted: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
 ) -> Results:
-    """Clusters of clients, split over the rounds where their updates point apart, and a model for each.
+    """Clusters of clients, one model per cluster; a cluster is split when the updates of its clients diverge.
 
-    eps1        a cluster is split when its mean update is shorter than this
-    eps2        and its longest update is longer than this
+    eps1        a cluster is split if its mean update is shorter than this,
+    eps2        its longest update is longer than this,
     min_size    and it has more clients than this
-    linkage     "complete": clusters are as far apart as their least similar clients, as in the authors' code;
-                "single": as their most similar ones, which is the bipartition the paper calls optimal
-    weighted    means by data shares, of updates in the first condition and of models in a cluster; False: plain means,
-                as in the authors' code
+    linkage     "complete": the distance of two clusters is that of their least similar clients, as in the authors'
+                code;
+                "single": that of their most similar clients, which gives the bipartition the paper calls optimal
+    weighted    True: means are weighted by data shares, both of updates in the first condition and of models in a
+                cluster; False: plain means, as in the authors' code
 
-    Returns Results: a model per cluster with clients in this round, the mean of their models. .clusters are
-    the client ids of each, .mixing [M, K] the weights. The aggregator remembers each client id's cluster; its .clusters
-    are all of them, absent clients included. A client it does not know joins the cluster of the known client whose
-    update is most similar to its own. Clients absent while their cluster is split are forgotten: they join by
-    similarity when they come back. Once there are several models, updates have to be taken from the model each client
-    started from: call aggregate() for each cluster, with its model and its clients only. The other clusters wait.
+    Returns Results: one model for each cluster that has clients in this round, the mean of their models. .clusters
+    lists the client ids of each, .mixing [M, K] the weights. The aggregator remembers the cluster of each client id;
+    its .clusters lists all clusters, including absent clients. An unknown client joins the cluster of the known client
+    whose update is most similar to its own. Clients that are absent while their cluster is split are forgotten; they
+    join by similarity when they return. Once there are several models, the update of a client must be taken from the
+    model it started from: call aggregate() once per cluster, with its model and only its clients. The other clusters do
+    not change.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.
     """
@@ -172,51 +181,54 @@ def cwfedavg(
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
-    head: str = 'fc.weight',
-    scope: str = 'all',
+    head: str = "fc.weight",
+    scope: str = "all",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     class_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
 ) -> Results:
-    """A model per client: FedAvg of each class, blended by the client's class distribution.
+    """One model per client: FedAvg of each class, blended by the class distribution of the client.
 
     head         key of the output layer's weight, one row per class
-    scope        which tensors are personal, the rest is plain FedAvg: "all"; "output", the layer of head, best in the
-                 paper's tables; or a regular expression that is searched for in the keys
-    class_dist   of one round: [K, C], a row per client of shares or sample counts (each row is divided by its sum, so
-                 counts do not stand in for sizes); default: estimated from the row norms of head (Eq. 4)
+    scope        which tensors are personalised; the others are plain FedAvg. "all"; "output": the layer of head, best
+                 in the paper's tables; or a regular expression that is searched for in the keys
+    class_dist   per round: [K, C], one row of shares or sample counts per client (each row is divided by its sum, so
+                 counts do not replace sizes); default: estimated from the row norms of head (Eq. 4)
 
-    A class nobody holds has FedAvg as its model. A client whose row is all zero is taken to have the classes of the
-    whole cohort, and gets FedAvg. The global model may be None.
+    The model of a class that no client has is FedAvg. A client whose row is all zero is treated as having the classes
+    of the whole cohort, and gets FedAvg. The global model may be None.
 
-    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1: what tensors
-    in scope take) and .class_dist ([K, C], the shares used).
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1; used for
+    tensors in scope) and .class_dist ([K, C], the shares used).
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
     """
@@ -232,42 +244,45 @@ def fedadagrad(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
     """Adagrad on the server: steps shrink with the sum of all squared updates so far.
 
-    lr          server learning rate; the paper tunes it, so should you
-    beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    lr          server learning rate; the paper tunes it, and so should you
+    beta1       decay of the mean update m; 0, as in the paper's experiments, means no momentum
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -284,43 +299,46 @@ def fedadam(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Adam on the server, with the clients' mean update as its gradient.
+    """Adam on the server, with the mean client update as its gradient.
 
-    lr          server learning rate; the paper tunes it, so should you
+    lr          server learning rate; the paper tunes it, and so should you
     beta1       decay of the mean update m
     beta2       decay of its mean square v
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -333,40 +351,43 @@ def fedadp(
     alpha: float = 5.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Weights from data shares and from the angle of each client's update to the global one, averaged over rounds.
+    """Weights from data shares and from the angle of each client update to the global update, averaged over rounds.
 
-    alpha   steepness: how much more than by its data a client can count (exp(alpha) times), and how suddenly
+    alpha   steepness: how much more than its data share a client can count (exp(alpha) times), and how suddenly
 
-    An update of zero has no direction: its angle is pi / 2. The result has .weights, .gram and .angles, the averages
-    used. The aggregator remembers the average and its number of rounds for each client id; state_dict() and
-    load_state_dict() let a server resume after a crash. A round that raises leaves the memory as it was.
+    An update of zero has no direction; its angle is pi / 2. The result has .weights, .gram and .angles, the averages
+    used. The aggregator remembers, for each client id, the average and its number of rounds; state_dict() and
+    load_state_dict() let a server resume after a crash. A round that raises does not change this memory.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -380,44 +401,47 @@ def fedamp(
     sigma: float | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
 ) -> Results:
-    """A model per client: itself and the others, the nearer the more (attentive message passing).
+    """One model per client: its own model mixed with the others, the closer the more (attentive message passing).
 
-    alpha   step length; default sigma / K, so that clients at one point are averaged evenly and none ever keeps less
-            of itself than 1 / K
-    sigma   squared distance over which attention falls to 1 / e; default: the mean squared distance of two clients of
-            the round, so that the attention does not change with the scale of the models
+    alpha   step length; default sigma / K, so that identical clients are averaged evenly and no client keeps less than
+            1 / K of itself
+    sigma   squared distance at which attention falls to 1 / e; default: the mean squared distance between two clients
+            of the round, so that attention does not depend on the scale of the models
 
-    Where alpha is so long that the others would get more than everything, their attention is scaled down to 1 in all:
-    xi stays convex and no model is extrapolated. Sizes are checked but do not enter.
+    If alpha is so large that the others would get more than everything, their attention is scaled down to a sum of 1:
+    xi stays convex and no model is extrapolated. Sizes are checked but not used.
 
     The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1) and .gram.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
     """
@@ -429,34 +453,37 @@ def fedavg(
     *,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """The mean of the client models, weighted by their data sizes (sizes; default: equal). One read.
+    """The mean of the client models, weighted by data size (sizes; default: equal). One read.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -471,41 +498,44 @@ def fedavgm(
     momentum: float = 0.9,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model g + lr m.
+    """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model is g + lr m.
 
-    lr          server learning rate; 1 with momentum 0 is FedAvg
-    momentum    what is left of m from one round to the next
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    lr          server learning rate; lr=1 with momentum=0 is FedAvg
+    momentum    the fraction of m that is kept from one round to the next
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -515,17 +545,17 @@ def fedawa(
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
-    variant: Literal['paper', 'released', 'cos'] = 'paper',
+    variant: Literal["paper", "released", "cos"] = "paper",
     steps: int | None = None,
     lr: float | None = None,
-    optimizer: Literal['adam', 'sgd'] = 'adam',
-    reg: Literal['cos', 'euc'] | None = 'cos',
+    optimizer: Literal["adam", "sgd"] = "adam",
+    reg: Literal["cos", "euc"] | None = "cos",
     gamma: float = 1.0,
     layerwise: bool = False,
-    logits_by: Literal['id', 'position'] = 'id',
+    logits_by: Literal["id", "position"] = "id",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     logits: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -533,49 +563,53 @@ def fedawa(
 ) -> Result:
     """Client weights learned in every round: clients whose updates agree with the weighted mean update gain weight.
 
-    variant     "paper": Algorithm 1. Every round starts at the data shares, takes a few optimiser steps on Eq. 3 and
+    variant     "paper": Algorithm 1. Every round starts from the data shares, takes a few optimiser steps on Eq. 3 and
                 aggregates with the optimised weights. Two reads of the clients; nothing is carried over rounds.
                 "released": what the authors' code does and their tables show, for reproduction. The regulariser is
-                sum_k lam_k (1 - cos(g, w_k)), the logits start at the raw data shares and are carried from round to
-                round, and a round uses the weights from before its last step. With one step they are known up front,
-                so the round is a single read, and its weights do not depend on what the clients sent in it.
+                sum_k lam_k (1 - cos(g, w_k)); the logits start at the raw data shares and are carried from round to
+                round; a round uses the weights from before its last step. With one step, these are known in advance, so
+                the round is a single read, and its weights do not depend on what the clients sent in it.
                 "cos": FedAWA-COS (Table 4), weights proportional to max(0, cos(d_k, sum_j n_j d_j)); no optimiser.
-    steps       optimiser steps per round; default 5 in "paper", 1 in "released"
-    lr          default for "adam" (betas 0.5, 0.999) 0.05 in "paper", 1e-3 in "released"; for "sgd" (momentum 0.9,
-                weight decay 5e-4) 1e-2
+    steps       optimiser steps per round; default: 5 in "paper", 1 in "released"
+    lr          learning rate; default for "adam" (betas 0.5, 0.999): 0.05 in "paper", 1e-3 in "released"; for "sgd"
+                (momentum 0.9, weight decay 5e-4): 1e-2
     optimizer   "adam" or "sgd"
-    reg         "cos", "euc" (the distance to g; in "released" its square per element) or None
+    reg         "cos", "euc" (the distance to g; in "released", its square per element) or None
     gamma       scales the aggregated parameters (not the buffers)
     layerwise   FedAWA-L: separate weights for every layer
-    logits_by   "released" carries a logit per client id ("id"), or per position in client_sds ("position") as the
+    logits_by   "released" carries one logit per client id ("id"), or per position in client_sds ("position"), as the
                 authors' code does when only some of the clients take part
-    logits      of one round: where to start, [K] or [L, K], for example a former result's .logits. Passing them on
-                in "paper" makes the weights collapse onto one client within a few rounds.
+    logits      per round: the starting point, [K] or [L, K], for example .logits of a former result. Passing them on in
+                "paper" makes the weights collapse onto one client within a few rounds.
 
-    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released" use an aggregator,
-    which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass logits=.
+    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released", use an
+    aggregator, which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass
+    logits=.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -587,50 +621,53 @@ def feddisco(
     *,
     a: float = 0.5,
     b: float = 0.1,
-    metric: Literal['l2', 'kl'] = 'kl',
-    target: Literal['uniform', 'global'] = 'uniform',
+    metric: Literal["l2", "kl"] = "kl",
+    target: Literal["uniform", "global"] = "uniform",
     normalize: bool | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     label_dist: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Weights from data shares and from how far each client's labels are from the global label distribution.
+    """Weights from data shares and from the discrepancy between each client's labels and the global label distribution.
 
     a            how much a discrepancy counts
-    b            what every client is given before negative weights are cut off
+    b            what is added for every client before negative weights are set to 0
     metric       "kl": KL divergence of the client from the target, in nats; "l2": Euclidean distance
-    target       "uniform", or "global": the clients' distributions averaged by their data shares
-    normalize    divide the discrepancies by their sum over the cohort, so that they compare with data shares; default:
-                 as in the authors' code, with "kl" only
-    label_dist   of one round, required: each client's label distribution, [K, classes], as counts or shares
+    target       "uniform", or "global": the mean of the clients' distributions, weighted by data shares
+    normalize    divide the discrepancies by their sum over the cohort, so that they are comparable with data shares;
+                 default: as in the authors' code, only with "kl"
+    label_dist   per round, required: each client's label distribution, [K, classes], as counts or shares
 
-    Where every weight is cut off, clients get their data shares. The result has .weights and .discrepancy, [K].
+    If all weights are set to 0, clients get their data shares. The result has .weights and .discrepancy, [K].
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -641,8 +678,8 @@ def fedlaw(
     sizes: Sizes = ...,
     *,
     model: torch.nn.Module | None = None,
-    mode: Literal['both', 'gws', 'law'] = 'both',
-    base: Literal['exp', 'quad'] = 'exp',
+    mode: Literal["both", "gws", "law"] = "both",
+    base: Literal["exp", "quad"] = "exp",
     swa: bool = False,
     epochs: int = 100,
     lr: float = 0.01,
@@ -651,7 +688,7 @@ def fedlaw(
     progress: bool | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -661,44 +698,48 @@ def fedlaw(
 
     model      the nn.Module whose state dicts are aggregated; required, and never modified
     mode       "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
-    base       how weights are made of what is learned: "exp" (softmax, exp) or "quad" (squares)
+    base       how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
     swa        two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
-               averaging), then gamma; with mode="law" the first stage only
+               averaging), then gamma; with mode="law", the first stage only
     epochs     passes over the proxy data
-    lr         of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors take 0.005 but for CIFAR-10
+    lr         learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
+               CIFAR-10
     swa_lr     what the learning rate rises to while l is averaged
-    loss       function of (output, target) to a scalar tensor; default: cross-entropy
-    progress   a progress bar (if tqdm is installed); default: only when stderr is a terminal
-    proxy      of one round: (input, target) batches in any iterable, read again every epoch (a DataLoader, a list); an
-               iterator, which cannot be, is read once and its batches are kept
+    loss       function of (output, target) that returns a scalar tensor; default: cross-entropy
+    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy      per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
+               list); an iterator is read once and its batches are kept
 
     Learning starts at gamma = 1 and the data shares. The model runs in training mode, so normalisation layers use the
-    statistics of the proxy batch; what they accumulate meanwhile is dropped: buffers of the result are the mean of the
-    clients' with the learned l, and gamma scales parameters only.
+    statistics of the proxy batch. What they accumulate is discarded: buffers of the result are the mean of the clients'
+    buffers with the learned l, and gamma scales only the parameters.
 
-    The result has .weights (l, [K], sum 1), .gamma, .losses (of each epoch, the mean over its batches) and .gram.
+    The result has .weights (l, [K], sum 1), .gamma, .losses (for each epoch, the mean over its batches) and .gram.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -711,42 +752,45 @@ def fednova(
     momentum: float = 0.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     local_steps: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """The mean of the clients' updates, each divided by its number of local steps. One read, no Gram.
+    """The mean of the client updates, each divided by its number of local steps. One read, no Gram.
 
     momentum      of the clients' SGD; 0 for plain SGD
-    local_steps   of one round, required: how many steps each client took, [K], positive. For another local solver
-                  give the paper's ||a_k||_1, with momentum 0.
+    local_steps   per round, required: the number of steps that each client took, [K], positive. For another local
+                  solver, pass the paper's ||a_k||_1, with momentum 0.
 
     .weights are tau_eff n_k / a_k, which need not sum to 1: the model is g + sum_k weights_k (w_k - g). Buffers are
     averaged by the data shares.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -763,43 +807,46 @@ def fedyogi(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
     """Yogi on the server: Adam whose second moment moves by at most a fraction of the new square.
 
-    lr          server learning rate; the paper tunes it, so should you
+    lr          server learning rate; the paper tunes it, and so should you
     beta1       decay of the mean update m
-    beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    beta2       1 - beta2 of the squared update is added to v, or subtracted if v is larger than that square
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -815,44 +862,47 @@ def geometric_median(
     weighted: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """The model with the least sum of distances to the clients: bad clients of less than half the data move it little.
+    """The model with the least sum of distances to the clients; bad clients of less than half the data move it little.
 
     iterations   of Weiszfeld's algorithm, at most
-    tolerance    it stops once no weight changes by more than this fraction of itself
-    nu           a distance shorter than this counts as this; default: a millionth of the shortest between two clients
-    weighted     by the data shares, as in the paper. False: every client counts alike, whatever size it claims; choose
-                 that where clients may be hostile
+    tolerance    stop when no weight changes by more than this fraction of itself
+    nu           lower bound of a distance; default: a millionth of the smallest distance between two clients
+    weighted     True, as in the paper: weight clients by their data shares. False: all clients count equally, whatever
+                 data size they claim; choose this if clients may be hostile
 
-    .weights are positive (0 for a client without data, if weighted) and sum to 1. It converges slowly, but to no harm,
-    where the median comes to lie on a client, as it does on one with near half of the data. Whatever is not a parameter
-    (buffers, integers) is the coordinate-wise median over all clients.
+    .weights are positive (0 for a client without data, if weighted) and sum to 1. If the median comes to lie on a
+    client, as it does on one with nearly half of the data, it converges slowly, which does no harm. Tensors that are
+    not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -865,39 +915,42 @@ def krum(
     f: int = 1,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """The one client model that is closest to its neighbours, so that f clients may be anything.
+    """The one client model that is closest to its neighbours, so that f clients may be arbitrary.
 
-    f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 3
 
     .weights are 1 for that client (the first of several with the same score) and 0 for the others; sizes are not used.
-    Whatever is not a parameter (buffers, integers) is the coordinate-wise median over all clients.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -911,41 +964,44 @@ def ldawa(
     layerwise: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Layer by layer, clients scaled by the cosine of their weights with the global model's.
+    """Layer by layer, clients are scaled by the cosine of their weights with those of the global model.
 
     normalize   divide by the sum of the cosines instead of K, so that weights sum to 1; a layer whose cosines do not
                 have a positive sum gets equal weights
     layerwise   False: one cosine for the whole model (DAWA)
 
     A layer whose global weights are all zero has no direction to diverge from: its clients count fully, 1/K each.
-    Statistics (buffers) get weights proportional to max(0, cosine), equal ones where no cosine is positive.
+    Statistics (buffers) get weights proportional to max(0, cosine), or equal weights if no cosine is positive.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -959,40 +1015,43 @@ def multi_krum(
     m: int | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
     """The plain mean of the m client models that are closest to their neighbours.
 
-    f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
-    m           how many clients are averaged, at most K - f, which is the default
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 3
+    m           number of clients to average, at most K - f, which is the default
 
-    .weights are 1 / m for those clients and 0 for the others; sizes are not used. Whatever is not a parameter (buffers,
-    integers) is the coordinate-wise median over all clients.
+    .weights are 1 / m for those clients and 0 for the others; sizes are not used.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1006,39 +1065,42 @@ def simagg(
     layerwise: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Layer by layer, weights from data shares and from each client's nearness to the mean of the clients.
+    """Layer by layer, weights from data shares and from the closeness of each client to the mean of the clients.
 
-    eps         what is added to a distance before dividing by it: clients nearer to the mean than that count alike
+    eps         added to a distance before dividing by it: clients closer to the mean than this count equally
     layerwise   False: one distance for the whole model
 
-    The paper takes every tensor on its own: layers=lambda key: key does.
+    The paper treats every tensor separately; layers=lambda key: key does the same.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1052,40 +1114,43 @@ def simprox(
     tau: float = 0.5,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     lengths: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Weights from the similarity of client models and the length of their updates.
+    """Weights from the similarity of the client models and the length of their updates.
 
-    lam         share of the cosine in the similarity, the rest is Gaussian
-    tau         heterogeneity threshold: lam shrinks by mean cos(w_k, g) / tau while that mean is below it, down to 0
-                when it is negative. The paper names no value.
-    lengths     of one round: ||w_k - previous model of client k||, [K]; default: the length of its update
+    lam         share of the cosine in the similarity; the rest is Gaussian
+    tau         heterogeneity threshold: lam is multiplied by mean cos(w_k, g) / tau while that mean is below tau, down
+                to 0 if it is negative. The paper gives no value.
+    lengths     per round: ||w_k - previous model of client k||, [K]; default: the length of the client update
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1098,41 +1163,44 @@ def weiavg(
     lam: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
     entropies: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
-    """Weights from the diversity of the clients' data, seen in how far each update goes along the mean update.
+    """Weights from the diversity of the clients' data, estimated by how far each update goes along the mean update.
 
-    lam         emphasis on diverse clients, the power of their diversity: 0 is the plain mean, 10 is much
-    entropies   of one round: the entropy of each client's labels, [K], instead of the projection; the round is then a
+    lam         emphasis on diverse clients, the exponent of their diversity: 0 is the plain mean, 10 is strong
+    entropies   per round: the entropy of each client's labels, [K], instead of the projection; the round is then a
                 single read of the clients
 
-    Sizes have no part in it: the paper's clients have equal data sizes, and its u is their plain mean.
+    Sizes are not used: the paper's clients have equal data sizes, and its u is their plain mean.
 
     Arguments of every method:
 
-    global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                   need it accept None.
-    client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                   are read where they are, and never modified.
-    sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-    client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                   the same ids, the same clients in another order give the same bits.
-    out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                   a list of them where the method gives several models. It must not share memory with an input.
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
@@ -1144,10 +1212,10 @@ def aggregator(
     tau: float = 10.0,
     iterations: int = 1,
     weighted: bool = False,
-    center: Literal['global', 'previous'] = 'global',
+    center: Literal["global", "previous"] = "global",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> CentredClipping: ...
 @overload
@@ -1157,22 +1225,22 @@ def aggregator(
     eps1: float = 0.4,
     eps2: float = 1.6,
     min_size: int = 2,
-    linkage: Literal['complete', 'single'] = 'complete',
+    linkage: Literal["complete", "single"] = "complete",
     weighted: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> CFL: ...
 @overload
 def aggregator(
     name: Literal["cwfedavg"],
     *,
-    head: str = 'fc.weight',
-    scope: str = 'all',
+    head: str = "fc.weight",
+    scope: str = "all",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> CwFedAvg: ...
 @overload
@@ -1185,7 +1253,7 @@ def aggregator(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAdagrad: ...
 @overload
@@ -1199,7 +1267,7 @@ def aggregator(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAdam: ...
 @overload
@@ -1209,7 +1277,7 @@ def aggregator(
     alpha: float = 5.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAdp: ...
 @overload
@@ -1220,7 +1288,7 @@ def aggregator(
     sigma: float | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAMP: ...
 @overload
@@ -1229,7 +1297,7 @@ def aggregator(
     *,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAvg: ...
 @overload
@@ -1241,24 +1309,24 @@ def aggregator(
     momentum: float = 0.9,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAvgM: ...
 @overload
 def aggregator(
     name: Literal["fedawa"],
     *,
-    variant: Literal['paper', 'released', 'cos'] = 'paper',
+    variant: Literal["paper", "released", "cos"] = "paper",
     steps: int | None = None,
     lr: float | None = None,
-    optimizer: Literal['adam', 'sgd'] = 'adam',
-    reg: Literal['cos', 'euc'] | None = 'cos',
+    optimizer: Literal["adam", "sgd"] = "adam",
+    reg: Literal["cos", "euc"] | None = "cos",
     gamma: float = 1.0,
     layerwise: bool = False,
-    logits_by: Literal['id', 'position'] = 'id',
+    logits_by: Literal["id", "position"] = "id",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedAWA: ...
 @overload
@@ -1267,12 +1335,12 @@ def aggregator(
     *,
     a: float = 0.5,
     b: float = 0.1,
-    metric: Literal['l2', 'kl'] = 'kl',
-    target: Literal['uniform', 'global'] = 'uniform',
+    metric: Literal["l2", "kl"] = "kl",
+    target: Literal["uniform", "global"] = "uniform",
     normalize: bool | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedDisco: ...
 @overload
@@ -1280,8 +1348,8 @@ def aggregator(
     name: Literal["fedlaw"],
     *,
     model: torch.nn.Module | None = None,
-    mode: Literal['both', 'gws', 'law'] = 'both',
-    base: Literal['exp', 'quad'] = 'exp',
+    mode: Literal["both", "gws", "law"] = "both",
+    base: Literal["exp", "quad"] = "exp",
     swa: bool = False,
     epochs: int = 100,
     lr: float = 0.01,
@@ -1290,7 +1358,7 @@ def aggregator(
     progress: bool | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedLAW: ...
 @overload
@@ -1300,7 +1368,7 @@ def aggregator(
     momentum: float = 0.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedNova: ...
 @overload
@@ -1314,7 +1382,7 @@ def aggregator(
     tau: float = 0.001,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> FedYogi: ...
 @overload
@@ -1327,7 +1395,7 @@ def aggregator(
     weighted: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> GeometricMedian: ...
 @overload
@@ -1337,7 +1405,7 @@ def aggregator(
     f: int = 1,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> Krum: ...
 @overload
@@ -1348,7 +1416,7 @@ def aggregator(
     layerwise: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> LDAWA: ...
 @overload
@@ -1359,7 +1427,7 @@ def aggregator(
     m: int | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> MultiKrum: ...
 @overload
@@ -1370,7 +1438,7 @@ def aggregator(
     layerwise: bool = True,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> SimAgg: ...
 @overload
@@ -1381,7 +1449,7 @@ def aggregator(
     tau: float = 0.5,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> SimProx: ...
 @overload
@@ -1391,7 +1459,7 @@ def aggregator(
     lam: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
-    on_bad_client: Literal['raise', 'drop'] = 'raise',
+    on_bad_client: Literal["raise", "drop"] = "raise",
     group: Any = None,
 ) -> WeiAvg: ...
 @overload

@@ -50,24 +50,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     listed = commands.add_parser(
         "methods",
-        help="the aggregation methods, their options and papers",
-        description="Lists the aggregation methods with their options, defaults and papers. With names, explains these "
-        "methods and every option of theirs.",
+        help="list the aggregation methods, their options and papers",
+        description="Lists the aggregation methods with their options, defaults and papers. With names, explains "
+        "these methods and all of their options.",
     )
-    listed.add_argument("names", nargs="*", metavar="NAME", help="a method to explain")
+    listed.add_argument("names", nargs="*", metavar="NAME", help="method to explain")
     about = commands.add_parser(
         "info",
-        help="version, SIMD level, threads and backends",
+        help="show version, SIMD level, threads and backends",
         description="Prints the version, the SIMD level in use (lower it with FASTAGG_SIMD=baseline or avx2), the "
-        "number of threads (torch.set_num_threads or OMP_NUM_THREADS), which backends are available or why one is not, "
-        "and which of them serves tensors on each device (fastagg.set_backend chooses another).",
+        "number of threads (torch.set_num_threads or OMP_NUM_THREADS), which backends are available and why others are "
+        "not, and which backend serves the tensors on each device (choose another with fastagg.set_backend).",
     )
     commands.add_parser(
         "aggregate", help="aggregate models in safetensors files: fastagg aggregate --help", add_help=False
     )
     commands.add_parser("sim", help="train federated models on this machine: fastagg sim --help", add_help=False)
     commands.add_parser(
-        "compare", help="several methods and seeds, in one report: fastagg compare --help", add_help=False
+        "compare", help="compare methods and seeds in one report: fastagg compare --help", add_help=False
     )
     for command in (listed, about):
         command.add_argument("--json", action="store_true", help="machine-readable output")

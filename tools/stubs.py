@@ -6,6 +6,7 @@ python -m tools.stubs --check   # exit status 1 where the file is not current
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 import types
@@ -75,7 +76,9 @@ def _option(option: Option) -> str:
     optional = " | None" if option.optional and "None" not in kind.split(" | ") else ""
     simple = isinstance(option.default, str | int | float | bool | None)
     return (
-        f"{option.name}: {kind}{optional} = {option.default!r}" if simple else f"{option.name}: {kind}{optional} = ..."
+        f"{option.name}: {kind}{optional} = {_value(option.default)}"
+        if simple
+        else f"{option.name}: {kind}{optional} = ..."
     )
 
 
@@ -88,11 +91,16 @@ def _lines(arguments: Iterable[str]) -> str:
     return "".join(f"    {argument},\n" for argument in arguments)
 
 
+def _value(value: Any) -> str:
+    """A value as it is written in source, with the formatter's quotes"""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 def _type(kind: Any) -> str:
     """A type as it is written in source"""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return f"Literal[{', '.join(map(repr, args))}]"
+        return f"Literal[{', '.join(map(_value, args))}]"
     if origin in (Union, types.UnionType):
         return " | ".join(_type(arg) for arg in args)
     if origin is Callable:

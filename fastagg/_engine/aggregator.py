@@ -38,30 +38,33 @@ Pass = Literal["gram", "mix", "gram_mix", "update"]
 class Aggregator(Generic[R]):
     """A method with its options, and what it remembers from round to round.
 
-    params          names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics. Models
-                    are compared by their parameters; the rest follows (averaged; in robust methods, medians).
-    layers          function from a tensor's name to its layer's; default: the module it sits in
-    on_bad_client   clients that cannot be aggregated: their model has other keys, shapes or dtypes, a NaN or infinity,
-                    or values too large to compute with, or their size or another entry about them is invalid. "raise":
-                    an InputError names the client and the key; "drop": they are left out, as if they had not been
-                    given, logged, and listed with the reason in the result's .dropped
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
-                    one): each gives its part of every model, DTensors or tensors of its own, and gets its part of the
-                    result
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
 
     A method derives from GlobalAggregator, PersonalisedAggregator or ClusterAggregator. Its annotated fields are its
-    options (options.py says how their ranges are declared and checked); its class declares these facts:
+    options (options.py explains how ranges are declared and checked). Its class declares these facts:
 
-    name, paper     what it is called, and where it is from
-    reads           what it needs to know of the clients. "weights": nothing, its weights do not depend on the models;
+    name, paper     its name, and where it was published
+    reads           what it needs to know about the clients. "weights": nothing, its weights do not depend on the
+                    models;
                     "products": products of the Gram with vectors, its squares and its row of the global model;
-                    "pairs": the whole Gram, for it compares clients with each other
-    round_inputs    what it takes in a round besides models, sizes and ids
-    client_values   what its result says of each client besides weights
-    needs_global    without a global model there is no round
-    buffers         what becomes of tensors that are not parameters: their "mean" with the weights, or "median"
+                    "pairs": the whole Gram, because it compares clients with each other
+    round_inputs    what it takes in a round in addition to models, data sizes and ids
+    client_values   what its result says about each client in addition to weights
+    needs_global    whether a round requires a global model
+    buffers         how tensors that are not parameters are combined: "mean", with the weights, or "median"
 
-    and it implements weigh().
+    It implements weigh().
     """
 
     name: ClassVar[str] = ""
@@ -99,18 +102,19 @@ class Aggregator(Generic[R]):
     # What a method implements
 
     def check_options(self) -> None:
-        """Checks what the annotations of the options cannot say, and fills in defaults that depend on other options"""
+        """Checks what the annotations of the options cannot express; sets defaults that depend on other options"""
 
     def weigh(self, cohort: Cohort, *args: Any, **inputs: Any) -> Weights | np.ndarray:
-        """The clients' weights, from the cohort's Gram, data shares and state, and from the inputs of the round"""
+        """Returns the clients' weights, computed from the cohort's Gram, data shares and state, and the round inputs"""
         raise NotImplementedError
 
     def learn(self, cohort: Cohort, weights: Weights, result: R | None) -> None:
-        """Called once the models are mixed, for a method whose state depends on the result, or on a Gram that was
-        computed in the same read. result is None where the weights serve a server optimiser."""
+        """Called after the models are mixed, for methods whose state depends on the result, or on a Gram computed in
+        the same read. result is None if the weights serve a server optimiser.
+        """
 
     def combine(self, cohort: Cohort, **inputs: Any) -> R:
-        """The round: weighs the clients, mixes their models, and describes the result"""
+        """Computes the round: weighs the clients, mixes their models, and describes the result"""
         weights = self.weights_of(cohort, **inputs)
         several = self.produces != "global"
         try:
@@ -131,53 +135,55 @@ class Aggregator(Generic[R]):
         return weights
 
     def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
-        """An error that says more than the one that the mix raised: what in the inputs may have caused it"""
+        """Returns an error that says more than the one the mix raised: which input may have caused it"""
         return error
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
-        """The reads of the clients that a round makes, at least. "gram_mix" is both in one; "update" is the weighted
-        update in more digits than 16-bit models have."""
+        """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the
+        weighted update in more digits than 16-bit models have.
+        """
         return ("mix",) if self.reads == "weights" else ("gram", "mix")
 
     def why_not_on_files(self) -> str:
-        """Why it cannot aggregate models in files; empty if it can"""
+        """Why the method cannot aggregate models in files; empty if it can"""
         return ""
 
     def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
-        """Why it cannot aggregate models that are spread over processes; empty if it can. None: in any round"""
+        """Why it cannot aggregate models spread over processes; empty if it can. inputs=None: in any round"""
         return ""
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
-        """Memory that a round takes for what is remembered, for parameters of these numbers of elements and dtypes"""
+        """The memory that the state needs in a round, for parameters with these numbers of elements and dtypes"""
         return 0
 
     @property
     def min_clients(self) -> int:
-        """The fewest clients that a round can have"""
+        """The smallest number of clients that a round can have"""
         return 1
 
     @classmethod
     def example_round(cls, K: int) -> ExampleRound:
-        """Options and inputs of a round with K clients, for tests and benchmarks of every method. Where they depend on
-        the model, it is examples.ExampleNet."""
+        """Options and inputs of a round with K clients, for tests and benchmarks of every method. If they depend on the
+        model, it is examples.ExampleNet.
+        """
         return ExampleRound({}, example_inputs(cls.round_inputs, K))
 
     def describe_dropped(self, result: R, ids: list[Any], inputs: Mapping[str, Any]) -> None:
         """Called when clients were left out, for what the result is to say of them besides client_values' missing"""
 
     def known_clients(self) -> Iterable[Any]:
-        """The client ids that this aggregator remembers something of"""
+        """The client ids that this aggregator remembers something about"""
         return ()
 
     def warn_state_lost(self, inputs: Mapping[str, Any], remedy: str) -> None:
-        """Called for a single round whose state is not kept; a method that needs it warns"""
+        """Called for a single round whose state is not kept; a method that depends on its state warns"""
 
     def state_dict(self) -> dict[str, Any]:
         """What a server saves to resume after a crash: plain data and tensors"""
         return {"method": self.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state_dict(); one that does not fit raises InputError and changes nothing."""
+        """Loads a state_dict(). One that does not fit raises InputError and changes nothing."""
         self.check_state(state, ())
 
     # What a server calls
@@ -187,21 +193,22 @@ class Aggregator(Generic[R]):
         sizes: Sequence[float] | Mapping[ClientId, float] | torch.Tensor | np.ndarray | None = None,
         client_ids: Sequence[ClientId] | None = None, *, out: Out = None, **inputs: Any,
     ) -> R:  # fmt: skip
-        """One round: the new global model.
+        """Aggregates one round and returns the new global model.
 
-        global_sd      the model the clients started from, a state dict of tensors or NumPy arrays. Methods that do not
-                       need it accept None.
-        client_sds     the K clients' models, state dicts of the same keys, shapes and dtypes, on the same device. They
-                       are read where they are, and never modified.
-        sizes          the clients' data sizes, K numbers >= 0, in a list or by client id; default: equal
-        client_ids     K strings or integers that name the clients over rounds and in messages; default: 0, 1, ... With
-                       the same ids, the same clients in another order give the same bits.
-        out            a former result, or any state dict of this form, that is written in place instead of new tensors;
-                       a list of them where the method gives several models. It must not share memory with an input.
+        global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                       not need it accept None.
+        client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                       are read in place and never modified.
+        sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+        client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                       With the same ids, the same clients in another order give the same bits.
+        out            a former result, or any state dict of the same form, to write in place instead of allocating
+                       tensors; a list of them if the method returns several models. It must not share memory with an
+                       input.
 
-        Further keyword arguments are the method's .round_inputs: what it takes in a round besides. The result is a
-        fastagg.Result: the new state dict, with .weights, .gram and .dropped. Methods that give several models return
-        fastagg.Results, a list of them with .mixing.
+        Further keyword arguments are the method's .round_inputs. Returns a fastagg.Result: the new state dict, with
+        .weights, .gram and .dropped. Methods that produce several models return fastagg.Results, a list of them with
+        .mixing.
         """
         access: Access = InMemory()
         if self.group is not None:
@@ -238,11 +245,11 @@ class Aggregator(Generic[R]):
         return other
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes state_dict() as a safetensors file: whole, or not at all"""
+        """Writes state_dict() to a safetensors file, atomically"""
         saved.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike) -> None:
-        """Takes over what save() wrote; a file that is damaged or does not fit raises InputError and alters nothing."""
+        """Loads what save() wrote. A file that is damaged or does not fit raises InputError and changes nothing."""
         self.load_state_dict(saved.load(path))
 
     def check_state(self, state: Any, keys: Iterable[str]) -> None:
@@ -264,22 +271,22 @@ NOT_COMPARED = ("group", "params", "layers")
 
 
 class GlobalAggregator(Aggregator[Result]):
-    """A method that gives one model to all clients; weigh() returns [K], or [L, K]"""
+    """A method that produces one model for all clients; weigh() returns [K] or [L, K]"""
 
     produces = "global"
 
 
 class PersonalisedAggregator(Aggregator[Results]):
-    """A method that gives every client a model of its own; weigh() returns [K, K], or [L, K, K]"""
+    """A method that produces one model per client; weigh() returns [K, K] or [L, K, K]"""
 
     produces = "personalised"
 
 
 class ClusterAggregator(Aggregator[Results]):
-    """A method that gives every cluster of clients a model; weigh() returns [M, K], and about={"clusters": ids}.
+    """A method that produces one model per cluster; weigh() returns [M, K], with about={"clusters": ids}.
 
-    clusters   the client ids of every cluster, also of clients that are absent from this round: for programs that send
-               each client the model it belongs to
+    clusters   the client ids of every cluster, including clients that are absent from this round, for programs that
+               send each client the model of its cluster
     """
 
     produces = "clusters"

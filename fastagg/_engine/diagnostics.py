@@ -16,16 +16,16 @@ from fastagg._engine.table import InputError
 
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
-    """One round in numbers, float64; with a layer-wise Gram all have a leading [L].
+    """One round in numbers, in float64; with a layer-wise Gram, all have a leading [L].
 
     update_norms              ||d_k||, how far each client moved: [K]
     cosine                    cos(d_i, d_j), the local gradient coherence of two clients (FedLAW, Def. 5.1): [K, K]
     coherence                 of the cohort, 1/K sum_{i != j} l_i l_j cos(d_i, d_j) (FedLAW, Def. 5.1): []
     distance_to_global        ||gamma sum_k l_k w_k - g||, how far the global model moves: []
-    shrink_ratio              ||gamma sum_k l_k d_k|| / ||(1 - gamma) g||, r of FedLAW (Eq. 4), what is learned over
-                              what is shrunk; infinite where nothing is shrunk, as at gamma = 1: []
-    heterogeneity_coherence   cosine of the cohort's and all clients' class distribution (FedLAW, Def. 5.2), 0 to 1: [];
-                              None without class_dist
+    shrink_ratio              ||gamma sum_k l_k d_k|| / ||(1 - gamma) g||, r of FedLAW (Eq. 4): what is learned relative
+                              to what is shrunk; infinite if nothing is shrunk, for example with gamma = 1: []
+    heterogeneity_coherence   cosine of the class distributions of the cohort and of all clients (FedLAW, Def. 5.2), 0
+                              to 1: []; None without class_dist
     """
 
     update_norms: Tensor
@@ -39,16 +39,17 @@ class Diagnostics:
 def diagnostics(
     gram: Gram, weights: Any = None, *, gamma: float = 1.0, class_dist: Any = None, population: Any = None
 ) -> Diagnostics:
-    """Norms, cosines and coherence of a round's updates, from a model's or a layer-wise Gram.
+    """Computes norms, cosines and coherence of the client updates of a round, from a Gram (layer-wise or not).
 
-    weights      l, the clients' weights, [K] or [L, K], a result's .weights; default: equal. Where they do not sum to
-                 1, their sum counts as a part of gamma. Clients that were dropped (gram.absent) have weight 0; their
-                 norms and cosines are 0, and K is the number of the others.
-    gamma        what the aggregate was scaled by, FedLAW's result.gamma
-    class_dist   [K, C], shares or sample counts of the classes: for the heterogeneity coherence, which is about data
-                 distributions and cannot be seen in a Gram
-    population   [C], the classes in the data of all clients, also of those not in the round; default: the sum of
-                 class_dist over clients
+    gram         the Gram of the round, for example .gram of a result
+    weights      l, the weights of the clients, [K] or [L, K], such as .weights of a result; default: equal. If they do
+                 not sum to 1, their sum counts as part of gamma. Dropped clients (gram.absent) have weight 0; their
+                 norms and cosines are 0, and K is the number of the other clients.
+    gamma        the factor that the aggregate was scaled by, FedLAW's result.gamma
+    class_dist   [K, C], shares or sample counts of the classes, for the heterogeneity coherence, which depends on the
+                 data distributions and does not follow from a Gram
+    population   [C], the classes in the data of all clients, including those not in the round; default: the sum of
+                 class_dist over the clients
     """
     C = gram.host.matrix.numpy()
     lam = _weights(gram, weights)

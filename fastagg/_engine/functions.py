@@ -22,11 +22,12 @@ def gram(
     global_sd: StateDict, client_sds: Sequence[StateDict], *, layerwise: bool = False, params: Params = None,
     layers: Layers = None, backend: str | None = None,
 ) -> Gram:  # fmt: skip
-    """The centred Gram of the client models, in one read of them: every inner product of g and the w_k - g.
+    """Computes the centred Gram of the client models in one read: all inner products of g and the updates w_k - g.
 
-    layerwise   one Gram per layer (a layer is a module: weight and bias together) instead of the model's
-    params      names of the parameters, or the nn.Module; default: all but BatchNorm's running statistics
-    layers      function from a tensor's name to its layer's, for another grouping
+    layerwise   compute one Gram per layer (a layer is a module: weight and bias together) instead of one for the model
+    params      names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running statistics
+    layers      function from the name of a tensor to the name of its layer, for another grouping
+    backend     the kernels to use, as in set_backend; default: what set_backend chose
     """
     table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
     return kernels.gram_of(table, layerwise, backend)
@@ -36,19 +37,21 @@ def mix(
     client_sds: Sequence[StateDict], weights: Any, *, layerwise: bool = False, layers: Layers = None, out: Out = None,
     on_nonfinite: str = "raise", backend: str | None = None,
 ) -> Result | list[Result]:  # fmt: skip
-    """Weighted sums of the client models, in one read of them.
+    """Computes weighted sums of the client models in one read.
 
-    weights       [K]: one state dict; [M, K]: a list of M. Any numbers: they need not sum to 1.
-                  A tensor that requires grad gives a result that can be differentiated in it; clients are constants
-                  here (torch.ops.fastagg.mix, after `import fastagg.ops`, is differentiable in both). Weights on a GPU
-                  are used as they are: nothing waits for the device to see whether they are finite.
+    weights       [K]: one state dict; [M, K]: a list of M. Any numbers; they need not sum to 1. If weights is a tensor
+                  that requires grad, the result is differentiable in it. The clients are constants here
+                  (torch.ops.fastagg.mix, after `import fastagg.ops`, is differentiable in both). Weights on a GPU are
+                  used as they are: checking that they are finite would mean waiting for the device.
     layerwise     weights are [L, K] or [L, M, K], one row per layer, in the order of the layers in client 0
-    out           a former result (or list of them), written in place; must not overlap an input. When this, or a
-                  method, raises because a client is not finite, out may have been written already.
-    on_nonfinite  "raise": a client with a NaN or an infinity is named in a NonFiniteError, whatever its weight. On a
-                  GPU the call then waits for its result, to read a byte per tensor.
-                  "pass": the result has what came out, and nothing waits for the GPU. It is always so where weights
-                  require grad, and while a CUDA graph is captured.
+    layers        as in gram
+    out           a former result (or a list of them) to write in place; must not overlap an input. If this function or
+                  a method raises because a client is not finite, out may already have been written.
+    on_nonfinite  "raise": a NonFiniteError names a client with a NaN or an infinity, whatever its weight. On a GPU, the
+                  call then waits for its result, to read one byte per tensor.
+                  "pass": the result contains whatever was computed, and nothing waits for the GPU. This always applies
+                  if weights require grad, and while a CUDA graph is captured.
+    backend       as in gram
     Integer tensors (BatchNorm's num_batches_tracked) become the maximum over the clients.
     """
     check = _is_checked(on_nonfinite)
@@ -78,9 +81,9 @@ def gram_mix(
     params: Params = None, layers: Layers = None, out: Out = None, on_nonfinite: str = "raise",
     backend: str | None = None,
 ) -> tuple[Gram, Result | list[Result]]:  # fmt: skip
-    """Gram and weighted sum in the same read of the clients, for weights that are known beforehand.
+    """Computes Gram and weighted sum in the same read of the clients, for weights that are known in advance.
 
-    Arguments as in gram and mix; with layerwise=True both are per layer.
+    Arguments are those of gram and mix; with layerwise=True both are per layer.
     """
     check = _is_checked(on_nonfinite)
     table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
@@ -95,7 +98,7 @@ def gram_mix(
 
 
 def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, params: Params = None) -> torch.Tensor:
-    """The client vectors d_k = w_k - g, flattened over the parameters: [K, D]. This one does materialise them."""
+    """Returns the client updates d_k = w_k - g, flattened over the parameters: [K, D]. This does materialise them."""
     table = tables.build(require_global(global_sd), client_sds, params=params)
     used = np.flatnonzero(table.layout.gram_layer >= 0)
     if not len(used):

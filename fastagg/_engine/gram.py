@@ -18,27 +18,27 @@ LOST = 2.0**13
 
 
 class Gram:
-    """Inner products of the global model g and the client updates d_k = w_k - g, as float64.
+    """Inner products of the global model g and the client updates d_k = w_k - g, in float64.
 
-    It is an operator. Most methods need no pair of clients, only these:
+    A Gram is an operator. Most methods do not compare pairs of clients and need only these:
 
-    gram @ v         <d_k, sum_j v_j d_j> for each client: [K]; a NumPy array gives one, and a tensor a tensor
+    gram @ v         <d_k, sum_j v_j d_j> for each client: [K]; a NumPy array for a NumPy array, a tensor for a tensor
     .squares         ||d_k||^2: [K]
     .along_global    <g, d_k>: [K]
     .along_mean      <d_k, mean of the d_j>: [K]
     .global_square   ||g||^2: []
 
-    Methods that compare clients with each other need the whole of it:
+    Methods that compare clients with each other need the whole matrix:
 
-    .matrix          [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] when layer-wise
+    .matrix          [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] if layer-wise
 
-    numel    number of elements behind it; [L] when layer-wise
+    numel    number of elements that the products run over; [L] if layer-wise
     layers   names of the L layers, or None
-    absent   positions of clients that were left out of the round (a result's .dropped). Their rows and columns are
-             zero, as if they had not moved, so that position k is the same client here and in the result's weights.
+    absent   positions of clients that were left out of the round (see .dropped of a result). Their rows and columns are
+             zero, as if they had not moved, so position k is the same client here and in the weights of the result.
              Means over clients do not count them.
 
-    Everything below works on both; with layers, results have a leading [L]. A zero vector has cosine 0.
+    All methods below work on both forms; with layers, results have a leading [L]. The cosine of a zero vector is 0.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Gram:
 
     @cached_property
     def host(self) -> Gram:
-        """The same in the memory of the host: itself, or a copy made when first asked for"""
+        """The same Gram in host memory: itself, or a copy made on first use"""
         if self.matrix.device.type == "cpu":
             return self
         return Gram(self.matrix.cpu(), self.numel, self.layers, self.absent)
@@ -103,7 +103,7 @@ class Gram:
 
     @one_thread()
     def model(self) -> Gram:
-        """The Gram of the whole model: the sum over layers, in their order."""
+        """The Gram of the whole model: the sum over the layers, in their order"""
         if not self.layerwise:
             return self
         total = torch.zeros_like(self.matrix[0])
@@ -117,19 +117,19 @@ class Gram:
         return [k for k in range(self.K) if k not in self.absent]
 
     def present(self) -> Gram:
-        """The Gram of those who took part only"""
+        """The Gram of only those clients that took part"""
         return self.part(self.took_part) if self.absent else self
 
     @one_thread()
     def part(self, clients: Sequence[int]) -> Gram:
-        """The Gram of some of the clients, in this order"""
+        """The Gram of some of the clients, in the given order"""
         at = torch.tensor([0, *(k + 1 for k in clients)], device=self.matrix.device)
         matrix = self.matrix.index_select(-2, at).index_select(-1, at)
         return Gram(matrix, self.numel, self.layers, [i for i, k in enumerate(clients) if k in self.absent])
 
     @one_thread()
     def among(self, K: int, positions: Sequence[int]) -> Gram:
-        """The same for K clients, of whom these are at the positions given, and the others are absent"""
+        """The same Gram for K clients: these clients are at the given positions, the others are absent"""
         at = torch.tensor([0, *(k + 1 for k in positions)], device=self.matrix.device)
         matrix = self.matrix.new_zeros(*self.matrix.shape[:-2], K + 1, K + 1)
         matrix[..., at[:, None], at] = self.matrix
@@ -147,7 +147,7 @@ class Gram:
 
     @one_thread()
     def norms(self) -> Tensor:
-        """||d_k||, the length of each client's update, which is its distance to the global model: [K]"""
+        """||d_k||, the length of each client update, which is the client's distance to the global model: [K]"""
         return self.squares.sqrt()
 
     @one_thread()
@@ -157,7 +157,7 @@ class Gram:
 
     @one_thread()
     def squared_distances(self) -> Tensor:
-        """||w_i - w_j||^2: [K, K], zero where they are equal up to what float64 can tell"""
+        """||w_i - w_j||^2: [K, K], zero if the two are equal within the precision of float64"""
         G = self.updates()
         s = self._squares(G)
         scale = s[..., :, None] + s[..., None, :]
@@ -166,12 +166,12 @@ class Gram:
 
     @one_thread()
     def clients_in_the_middle(self, epsilon: float) -> np.ndarray:
-        """Which client a second Gram is to be centred on because distances have lost their digits in this one: [1], or
-        [L] when layer-wise; -1 where they have not.
+        """The client to centre a second Gram on if distances have lost their digits in this one: [1], or [L] if
+        layer-wise; -1 if they have not.
 
-        They have where a client is far nearer to most of the others than all of these are to the center. The client
-        with the least median of these relative distances is taken: fewer than half of the clients cannot make it a
-        remote one.
+        Digits are lost if a client is much closer to most of the others than all of these are to the centre. The method
+        chooses the client with the smallest median of these relative distances, so that fewer than half of the clients
+        cannot make it choose a remote one.
         """
         if self.K < 2:
             return np.full(self.numel.numel() if self.layerwise else 1, -1)
@@ -199,7 +199,7 @@ class Gram:
 
     @one_thread()
     def gaussian(self, sigma: float | Tensor | None = None) -> Tensor:
-        """exp(-||w_i - w_j||^2 / (2 sigma^2)), sigma by default the mean distance of two clients: [K, K]"""
+        """exp(-||w_i - w_j||^2 / (2 sigma^2)): [K, K]; sigma defaults to the mean distance between two clients"""
         squares = self.squared_distances()
         if sigma is None:
             here = self.took_part
@@ -213,7 +213,7 @@ class Gram:
 
     @one_thread()
     def projection(self, weights: Tensor | Sequence[float] | None = None) -> Tensor:
-        """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: their mean): [K]"""
+        """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: the mean update): [K]"""
         if weights is None:
             weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added
         w = torch.as_tensor(weights, dtype=torch.float64, device=self.matrix.device)

@@ -26,10 +26,10 @@ _loaded = False
 
 
 def register(cls: C) -> C:
-    """Adds a method. From then on it is found by its name wherever methods are: fastagg.aggregator, the simulator, ...
+    """Adds a method. Everything that looks up methods by name then finds it: fastagg.aggregator, the simulator, ...
 
-    To be used as a decorator. A package that is installed announces its methods in the entry-point group
-    "fastagg.methods" instead, so that commands find them too.
+    Use it as a decorator. An installed package can announce its methods in the entry-point group "fastagg.methods"
+    instead, so that the commands find them too.
     """
     problem = _problem(cls)
     if problem:
@@ -94,7 +94,7 @@ def find(name: str) -> type[Aggregator]:
 
 
 def aggregator(name: str, **options: Any) -> Aggregator:
-    """The method of that name with these options: an object with aggregate(), state_dict(), load_state_dict().
+    """Returns the method of this name with these options: an object with aggregate(), state_dict(), load_state_dict().
 
     >>> server = fastagg.aggregator("simprox", lam=0.7)
     >>> global_sd = server.aggregate(global_sd, client_sds, sizes)
@@ -164,12 +164,12 @@ def documentation(cls: type[Aggregator]) -> str:
 
 @dataclass(frozen=True)
 class Method:
-    """What there is to know about a method
+    """A description of a method.
 
-    produces       "global": one model; "personalised": a model per client; "clusters": a model per cluster
-    reads          what it needs to know of the clients: "weights", "products" or "pairs" (see Aggregator)
-    options        by name, with their defaults
-    round_inputs   what aggregate() takes in a round besides models and sizes
+    produces       "global": one model; "personalised": one model per client; "clusters": one model per cluster
+    reads          what it needs to know about the clients: "weights", "products" or "pairs" (see Aggregator)
+    options        names of the options with their defaults
+    round_inputs   arguments of aggregate() in a round, in addition to models and data sizes
     """
 
     name: str
@@ -184,7 +184,7 @@ class Method:
         return f"{self.name:<18} {self.description} ({self.paper})"
 
     def summary(self) -> str:
-        """Two or three lines: what it does, its own options, what it takes in a round"""
+        """Two or three lines: what it does, its own options, its round inputs"""
         own = ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name not in SHARED)
         rows = [str(self)]
         rows += [f"    options: {own}"] if own else []
@@ -206,7 +206,7 @@ class Method:
 
 
 def list_methods() -> list[Method]:
-    """Every method there is, by name, with a one-line description, the paper, and its options with their defaults."""
+    """Lists all methods by name, each with a one-line description, its paper, and its options with their defaults."""
     return [
         Method(
             name,

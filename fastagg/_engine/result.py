@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Result(dict):
-    """A state dict (`model.load_state_dict(result)` takes it as it is) that also says how it came about.
+    """A state dict (pass it to model.load_state_dict) with attributes that describe how it was computed.
 
-    weights   the clients' weights: [K], or [L, K] when they differ by layer
-    layers    names of the L layers when weights differ by layer, else None
-    gram      the Gram, where the method computed one, else None; row k + 1 is client k's, as in weights
-    logits    the state an optimising method carries to its next round, else None
-    dropped   clients that were left out, by id, and what was wrong with each (on_bad_client="drop")
+    weights   weights of the clients: [K], or [L, K] if they differ by layer
+    layers    names of the L layers if weights differ by layer, else None
+    gram      the Gram if the method computed one, else None; row k + 1 belongs to client k, as in weights
+    logits    the state that an optimising method carries to its next round, else None
+    dropped   the clients that were left out: a dict from client id to reason (on_bad_client="drop")
 
-    All that has an entry for every client has it for every client given, in the order given. Of a client that was
-    dropped, the weight is 0, and so are its row and column of the Gram, which lists it in .absent:
-    fastagg.diagnostics(result.gram, result.weights) is that of the others.
+    Attributes with one entry per client have an entry for every client given, in the order given. A dropped client has
+    weight 0, and its row and column of the Gram are 0; the Gram lists it in .absent. So
+    fastagg.diagnostics(result.gram, result.weights) describes the other clients.
 
-    Pickling (torch.save, multiprocessing) keeps the tensors only, as a plain OrderedDict, so that
-    `torch.load(..., weights_only=True)` reads the file back without knowing of fastagg.
+    Pickling (torch.save, multiprocessing) keeps only the tensors, as a plain OrderedDict, so that
+    `torch.load(..., weights_only=True)` can read the file without fastagg.
     """
 
     weights: torch.Tensor = cast(torch.Tensor, None)  # which everything that is returned has
@@ -57,14 +57,14 @@ class Result(dict):
 
 
 class Results(list):
-    """Several state dicts of one round, each a Result: a model per client, or per cluster.
+    """Several state dicts of one round, each a Result: one model per client or per cluster.
 
-    mixing     [M, K]: model m is sum_k mixing[m, k] w_k; [L, M, K] when it differs by layer
-    layers     names of the L layers when mixing differs by layer, else None
-    gram       the Gram, where the method computed one, else None; as in Result
-    clusters   for methods that group clients: a list of lists of client ids, model m is that of clusters[m]
-    dropped    clients that were left out, by id, and what was wrong with each; where there is a model per client,
-               theirs is None
+    mixing     [M, K]: model m is sum_k mixing[m, k] w_k; [L, M, K] if it differs by layer
+    layers     names of the L layers if mixing differs by layer, else None
+    gram       the Gram if the method computed one, else None; as in Result
+    clusters   for methods that cluster clients: lists of client ids; model m belongs to clusters[m]
+    dropped    the clients that were left out: a dict from client id to reason. If there is one model per client, the
+               model of a dropped client is None
     """
 
     mixing: torch.Tensor = cast(torch.Tensor, None)  # which everything that is returned has

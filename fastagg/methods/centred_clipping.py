@@ -21,17 +21,18 @@ from fastagg.extend import Cohort, GlobalAggregator, Gram, InputError, Range, Re
 
 @register
 class CentredClipping(GlobalAggregator):
-    """The mean of the clients' updates, none longer than tau: the model moves at most that far per iteration.
+    """The mean of the client updates, each clipped to length tau: the model moves at most that far per iteration.
 
-    tau          updates are clipped to this length; choose it near the length of an honest one
-    iterations   clip again around the model found so far, this often in all
-    weighted     by the data shares. False, as in the paper: every client counts alike, whatever size it claims
+    tau          updates are clipped to this length; choose it close to the length of an honest update
+    iterations   number of iterations; each clips again around the model found so far
+    weighted     True: weight clients by their data shares. False, as in the paper: all clients count equally, whatever
+                 data size they claim
     center       what updates are clipped around: "global", no update at all; "previous", as in the paper, the update of
-                 the round before, which an aggregator remembers (in memory, not for models in files)
+                 the previous round, which an aggregator remembers (in memory; not available for models in files)
 
-    The model is g + sum_k weights_k (w_k - g), and with center="previous" + previous_weight times the update before:
-    .weights (and .previous_weight) are never negative and sum to at most 1, less when updates were clipped. Whatever is
-    not a parameter (buffers, integers) is the coordinate-wise median over all clients.
+    The model is g + sum_k weights_k (w_k - g); with center="previous", previous_weight times the previous update is
+    added. .weights (and .previous_weight) are never negative and sum to at most 1, less if updates were clipped.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
     name = "centred_clipping"

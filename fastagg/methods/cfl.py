@@ -23,22 +23,24 @@ from fastagg.extend import ClusterAggregator, Cohort, InputError, Range, Weights
 
 @register
 class CFL(ClusterAggregator):
-    """Clusters of clients, split over the rounds where their updates point apart, and a model for each.
+    """Clusters of clients, one model per cluster; a cluster is split when the updates of its clients diverge.
 
-    eps1        a cluster is split when its mean update is shorter than this
-    eps2        and its longest update is longer than this
+    eps1        a cluster is split if its mean update is shorter than this,
+    eps2        its longest update is longer than this,
     min_size    and it has more clients than this
-    linkage     "complete": clusters are as far apart as their least similar clients, as in the authors' code;
-                "single": as their most similar ones, which is the bipartition the paper calls optimal
-    weighted    means by data shares, of updates in the first condition and of models in a cluster; False: plain means,
-                as in the authors' code
+    linkage     "complete": the distance of two clusters is that of their least similar clients, as in the authors'
+                code;
+                "single": that of their most similar clients, which gives the bipartition the paper calls optimal
+    weighted    True: means are weighted by data shares, both of updates in the first condition and of models in a
+                cluster; False: plain means, as in the authors' code
 
-    Returns Results: a model per cluster with clients in this round, the mean of their models. .clusters are
-    the client ids of each, .mixing [M, K] the weights. The aggregator remembers each client id's cluster; its .clusters
-    are all of them, absent clients included. A client it does not know joins the cluster of the known client whose
-    update is most similar to its own. Clients absent while their cluster is split are forgotten: they join by
-    similarity when they come back. Once there are several models, updates have to be taken from the model each client
-    started from: call aggregate() for each cluster, with its model and its clients only. The other clusters wait.
+    Returns Results: one model for each cluster that has clients in this round, the mean of their models. .clusters
+    lists the client ids of each, .mixing [M, K] the weights. The aggregator remembers the cluster of each client id;
+    its .clusters lists all clusters, including absent clients. An unknown client joins the cluster of the known client
+    whose update is most similar to its own. Clients that are absent while their cluster is split are forgotten; they
+    join by similarity when they return. Once there are several models, the update of a client must be taken from the
+    model it started from: call aggregate() once per cluster, with its model and only its clients. The other clusters do
+    not change.
     """
 
     name = "cfl"

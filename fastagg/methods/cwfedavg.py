@@ -48,19 +48,19 @@ CLASS_DIST = RoundInput("class_dist", "each client's class distribution, [K, cla
 
 @register
 class CwFedAvg(PersonalisedAggregator):
-    """A model per client: FedAvg of each class, blended by the client's class distribution.
+    """One model per client: FedAvg of each class, blended by the class distribution of the client.
 
     head         key of the output layer's weight, one row per class
-    scope        which tensors are personal, the rest is plain FedAvg: "all"; "output", the layer of head, best in the
-                 paper's tables; or a regular expression that is searched for in the keys
-    class_dist   of one round: [K, C], a row per client of shares or sample counts (each row is divided by its sum, so
-                 counts do not stand in for sizes); default: estimated from the row norms of head (Eq. 4)
+    scope        which tensors are personalised; the others are plain FedAvg. "all"; "output": the layer of head, best
+                 in the paper's tables; or a regular expression that is searched for in the keys
+    class_dist   per round: [K, C], one row of shares or sample counts per client (each row is divided by its sum, so
+                 counts do not replace sizes); default: estimated from the row norms of head (Eq. 4)
 
-    A class nobody holds has FedAvg as its model. A client whose row is all zero is taken to have the classes of the
-    whole cohort, and gets FedAvg. The global model may be None.
+    The model of a class that no client has is FedAvg. A client whose row is all zero is treated as having the classes
+    of the whole cohort, and gets FedAvg. The global model may be None.
 
-    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1: what tensors
-    in scope take) and .class_dist ([K, C], the shares used).
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1; used for
+    tensors in scope) and .class_dist ([K, C], the shares used).
     """
 
     name = "cwfedavg"
@@ -118,9 +118,9 @@ def cwfedavg_class_models(
     global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes=None, *, class_dist=None,
     head: str = "fc.weight", out=None,
 ) -> Results:  # fmt: skip
-    """The C class models of cwFedAvg (Eq. 5), for those who want to look at them; .mixing is [C, K].
+    """Computes the C class models of cwFedAvg (Eq. 5), for inspection; .mixing is [C, K].
 
-    Arguments as in cwfedavg, which needs none of these models. This takes the memory of C models.
+    The arguments are those of cwfedavg, which does not need these models itself. This takes the memory of C models.
     """
     cohort = Cohort.of(global_sd, client_sds, sizes, out)
     given, faults = read_inputs("cwfedavg_class_models", (CLASS_DIST,), {"class_dist": class_dist}, cohort.ids)
@@ -132,12 +132,13 @@ def cwfedavg_class_models(
 
 
 def wdr_penalty(head_weight: torch.Tensor, class_dist: Any) -> torch.Tensor:
-    """The weight distribution regulariser ||p - p~||_2 (Eq. 8), which a client adds to its loss times lambda.
+    """Computes the weight distribution regulariser ||p - p~||_2 (Eq. 8), which a client adds to its loss, times lambda.
 
-    head_weight   weight of the output layer, [C, ...]; the penalty can be differentiated in it
+    head_weight   weight of the output layer, [C, ...]; the penalty is differentiable in it
     class_dist    the client's shares or sample counts of the C classes
 
-    p~ are the row norms of the weight over their sum (Eq. 4). Where a norm is zero its gradient is too, never NaN.
+    p~ are the row norms of the weight divided by their sum (Eq. 4). If a norm is zero, so is its gradient; it is never
+    NaN.
     """
     if head_weight.dim() < 2 or head_weight.dtype not in FLOATING:
         raise InputError(f"head_weight is {head_weight.dtype} {tuple(head_weight.shape)}, expected a float [C, ...]")

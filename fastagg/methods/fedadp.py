@@ -21,13 +21,13 @@ from fastagg.extend import ClientValue, Cohort, GlobalAggregator, Gram, InputErr
 
 @register
 class FedAdp(GlobalAggregator):
-    """Weights from data shares and from the angle of each client's update to the global one, averaged over rounds.
+    """Weights from data shares and from the angle of each client update to the global update, averaged over rounds.
 
-    alpha   steepness: how much more than by its data a client can count (exp(alpha) times), and how suddenly
+    alpha   steepness: how much more than its data share a client can count (exp(alpha) times), and how suddenly
 
-    An update of zero has no direction: its angle is pi / 2. The result has .weights, .gram and .angles, the averages
-    used. The aggregator remembers the average and its number of rounds for each client id; state_dict() and
-    load_state_dict() let a server resume after a crash. A round that raises leaves the memory as it was.
+    An update of zero has no direction; its angle is pi / 2. The result has .weights, .gram and .angles, the averages
+    used. The aggregator remembers, for each client id, the average and its number of rounds; state_dict() and
+    load_state_dict() let a server resume after a crash. A round that raises does not change this memory.
     """
 
     name = "fedadp"

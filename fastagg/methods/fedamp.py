@@ -18,15 +18,15 @@ from fastagg.extend import Cohort, Gram, PersonalisedAggregator, Range, ratio, r
 
 @register
 class FedAMP(PersonalisedAggregator):
-    """A model per client: itself and the others, the nearer the more (attentive message passing).
+    """One model per client: its own model mixed with the others, the closer the more (attentive message passing).
 
-    alpha   step length; default sigma / K, so that clients at one point are averaged evenly and none ever keeps less
-            of itself than 1 / K
-    sigma   squared distance over which attention falls to 1 / e; default: the mean squared distance of two clients of
-            the round, so that the attention does not change with the scale of the models
+    alpha   step length; default sigma / K, so that identical clients are averaged evenly and no client keeps less than
+            1 / K of itself
+    sigma   squared distance at which attention falls to 1 / e; default: the mean squared distance between two clients
+            of the round, so that attention does not depend on the scale of the models
 
-    Where alpha is so long that the others would get more than everything, their attention is scaled down to 1 in all:
-    xi stays convex and no model is extrapolated. Sizes are checked but do not enter.
+    If alpha is so large that the others would get more than everything, their attention is scaled down to a sum of 1:
+    xi stays convex and no model is extrapolated. Sizes are checked but not used.
 
     The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1) and .gram.
     """

@@ -9,7 +9,7 @@ from fastagg.extend import Cohort, GlobalAggregator, register
 
 @register
 class FedAvg(GlobalAggregator):
-    """The mean of the client models, weighted by their data sizes (sizes; default: equal). One read."""
+    """The mean of the client models, weighted by data size (sizes; default: equal). One read."""
 
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017"

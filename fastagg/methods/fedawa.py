@@ -57,27 +57,28 @@ class Carried(NamedTuple):
 class FedAWA(GlobalAggregator):
     """Client weights learned in every round: clients whose updates agree with the weighted mean update gain weight.
 
-    variant     "paper": Algorithm 1. Every round starts at the data shares, takes a few optimiser steps on Eq. 3 and
+    variant     "paper": Algorithm 1. Every round starts from the data shares, takes a few optimiser steps on Eq. 3 and
                 aggregates with the optimised weights. Two reads of the clients; nothing is carried over rounds.
                 "released": what the authors' code does and their tables show, for reproduction. The regulariser is
-                sum_k lam_k (1 - cos(g, w_k)), the logits start at the raw data shares and are carried from round to
-                round, and a round uses the weights from before its last step. With one step they are known up front,
-                so the round is a single read, and its weights do not depend on what the clients sent in it.
+                sum_k lam_k (1 - cos(g, w_k)); the logits start at the raw data shares and are carried from round to
+                round; a round uses the weights from before its last step. With one step, these are known in advance, so
+                the round is a single read, and its weights do not depend on what the clients sent in it.
                 "cos": FedAWA-COS (Table 4), weights proportional to max(0, cos(d_k, sum_j n_j d_j)); no optimiser.
-    steps       optimiser steps per round; default 5 in "paper", 1 in "released"
-    lr          default for "adam" (betas 0.5, 0.999) 0.05 in "paper", 1e-3 in "released"; for "sgd" (momentum 0.9,
-                weight decay 5e-4) 1e-2
+    steps       optimiser steps per round; default: 5 in "paper", 1 in "released"
+    lr          learning rate; default for "adam" (betas 0.5, 0.999): 0.05 in "paper", 1e-3 in "released"; for "sgd"
+                (momentum 0.9, weight decay 5e-4): 1e-2
     optimizer   "adam" or "sgd"
-    reg         "cos", "euc" (the distance to g; in "released" its square per element) or None
+    reg         "cos", "euc" (the distance to g; in "released", its square per element) or None
     gamma       scales the aggregated parameters (not the buffers)
     layerwise   FedAWA-L: separate weights for every layer
-    logits_by   "released" carries a logit per client id ("id"), or per position in client_sds ("position") as the
+    logits_by   "released" carries one logit per client id ("id"), or per position in client_sds ("position"), as the
                 authors' code does when only some of the clients take part
-    logits      of one round: where to start, [K] or [L, K], for example a former result's .logits. Passing them on
-                in "paper" makes the weights collapse onto one client within a few rounds.
+    logits      per round: the starting point, [K] or [L, K], for example .logits of a former result. Passing them on in
+                "paper" makes the weights collapse onto one client within a few rounds.
 
-    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released" use an aggregator,
-    which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass logits=.
+    The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released", use an
+    aggregator, which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass
+    logits=.
     """
 
     name = "fedawa"
@@ -218,9 +219,9 @@ class FedAWA(GlobalAggregator):
 def fedawa_objective(
     gram: Gram, weights, *, variant: str = "paper", reg: str | None = "cos"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """FedAWA's loss and its gradient in the weights: (scalar, [K]) for a model's Gram, ([L], [L, K]) for layers'.
+    """Computes FedAWA's loss and its gradient in the weights: (scalar, [K]), or ([L], [L, K]) for a layer-wise Gram.
 
-    weights are [K] or [L, K] and need not sum to 1. In the logits T of weights = softmax(T) the gradient is
+    weights are [K] or [L, K] and need not sum to 1. With weights = softmax(T), the gradient in the logits T is
     weights * (gradient - (weights * gradient).sum()).
     """
     check_choice("fedawa_objective", "variant", variant, ("released", "paper"))

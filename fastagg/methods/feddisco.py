@@ -22,17 +22,17 @@ TINY = np.finfo(np.float64).tiny
 
 @register
 class FedDisco(GlobalAggregator):
-    """Weights from data shares and from how far each client's labels are from the global label distribution.
+    """Weights from data shares and from the discrepancy between each client's labels and the global label distribution.
 
     a            how much a discrepancy counts
-    b            what every client is given before negative weights are cut off
+    b            what is added for every client before negative weights are set to 0
     metric       "kl": KL divergence of the client from the target, in nats; "l2": Euclidean distance
-    target       "uniform", or "global": the clients' distributions averaged by their data shares
-    normalize    divide the discrepancies by their sum over the cohort, so that they compare with data shares; default:
-                 as in the authors' code, with "kl" only
-    label_dist   of one round, required: each client's label distribution, [K, classes], as counts or shares
+    target       "uniform", or "global": the mean of the clients' distributions, weighted by data shares
+    normalize    divide the discrepancies by their sum over the cohort, so that they are comparable with data shares;
+                 default: as in the authors' code, only with "kl"
+    label_dist   per round, required: each client's label distribution, [K, classes], as counts or shares
 
-    Where every weight is cut off, clients get their data shares. The result has .weights and .discrepancy, [K].
+    If all weights are set to 0, clients get their data shares. The result has .weights and .discrepancy, [K].
     """
 
     name = "feddisco"

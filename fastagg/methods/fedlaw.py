@@ -55,22 +55,23 @@ class FedLAW(GlobalAggregator):
 
     model      the nn.Module whose state dicts are aggregated; required, and never modified
     mode       "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
-    base       how weights are made of what is learned: "exp" (softmax, exp) or "quad" (squares)
+    base       how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
     swa        two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
-               averaging), then gamma; with mode="law" the first stage only
+               averaging), then gamma; with mode="law", the first stage only
     epochs     passes over the proxy data
-    lr         of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors take 0.005 but for CIFAR-10
+    lr         learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
+               CIFAR-10
     swa_lr     what the learning rate rises to while l is averaged
-    loss       function of (output, target) to a scalar tensor; default: cross-entropy
-    progress   a progress bar (if tqdm is installed); default: only when stderr is a terminal
-    proxy      of one round: (input, target) batches in any iterable, read again every epoch (a DataLoader, a list); an
-               iterator, which cannot be, is read once and its batches are kept
+    loss       function of (output, target) that returns a scalar tensor; default: cross-entropy
+    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy      per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
+               list); an iterator is read once and its batches are kept
 
     Learning starts at gamma = 1 and the data shares. The model runs in training mode, so normalisation layers use the
-    statistics of the proxy batch; what they accumulate meanwhile is dropped: buffers of the result are the mean of the
-    clients' with the learned l, and gamma scales parameters only.
+    statistics of the proxy batch. What they accumulate is discarded: buffers of the result are the mean of the clients'
+    buffers with the learned l, and gamma scales only the parameters.
 
-    The result has .weights (l, [K], sum 1), .gamma, .losses (of each epoch, the mean over its batches) and .gram.
+    The result has .weights (l, [K], sum 1), .gamma, .losses (for each epoch, the mean over its batches) and .gram.
     """
 
     name = "fedlaw"

@@ -18,11 +18,11 @@ from fastagg.extend import Cohort, GlobalAggregator, InputError, Range, RoundInp
 
 @register
 class FedNova(GlobalAggregator):
-    """The mean of the clients' updates, each divided by its number of local steps. One read, no Gram.
+    """The mean of the client updates, each divided by its number of local steps. One read, no Gram.
 
     momentum      of the clients' SGD; 0 for plain SGD
-    local_steps   of one round, required: how many steps each client took, [K], positive. For another local solver
-                  give the paper's ||a_k||_1, with momentum 0.
+    local_steps   per round, required: the number of steps that each client took, [K], positive. For another local
+                  solver, pass the paper's ||a_k||_1, with momentum 0.
 
     .weights are tau_eff n_k / a_k, which need not sum to 1: the model is g + sum_k weights_k (w_k - g). Buffers are
     averaged by the data shares.

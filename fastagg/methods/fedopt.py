@@ -28,14 +28,14 @@ Decay = Annotated[float, Range(0, below=1)]
 
 @register
 class FedAvgM(ServerOptimiser):
-    """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model g + lr m.
+    """FedAvg with momentum on the server: m = momentum m + sum_k n_k d_k, the new model is g + lr m.
 
-    lr          server learning rate; 1 with momentum 0 is FedAvg
-    momentum    what is left of m from one round to the next
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    lr          server learning rate; lr=1 with momentum=0 is FedAvg
+    momentum    the fraction of m that is kept from one round to the next
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
     """
 
     name = "fedavgm"
@@ -78,16 +78,16 @@ class _Adaptive(ServerOptimiser):
 
 @register
 class FedAdam(_Adaptive):
-    """Adam on the server, with the clients' mean update as its gradient.
+    """Adam on the server, with the mean client update as its gradient.
 
-    lr          server learning rate; the paper tunes it, so should you
+    lr          server learning rate; the paper tunes it, and so should you
     beta1       decay of the mean update m
     beta2       decay of its mean square v
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
     """
 
     name = "fedadam"
@@ -101,14 +101,14 @@ class FedAdam(_Adaptive):
 class FedYogi(_Adaptive):
     """Yogi on the server: Adam whose second moment moves by at most a fraction of the new square.
 
-    lr          server learning rate; the paper tunes it, so should you
+    lr          server learning rate; the paper tunes it, and so should you
     beta1       decay of the mean update m
-    beta2       1 - beta2 of the squared update is added to v, or taken off it when v is larger than that square
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    beta2       1 - beta2 of the squared update is added to v, or subtracted if v is larger than that square
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
     """
 
     name = "fedyogi"
@@ -124,13 +124,13 @@ class FedYogi(_Adaptive):
 class FedAdagrad(_Adaptive):
     """Adagrad on the server: steps shrink with the sum of all squared updates so far.
 
-    lr          server learning rate; the paper tunes it, so should you
-    beta1       decay of the mean update m; 0 as in the paper's experiments, which is no momentum
-    tau         adaptivity: added to sqrt(v), and where that starts; a small tau makes the steps of all elements alike
-    weights     the method that gives the clients' weights, by name, as {"method": name, option: value}, or made by
-                fastagg.aggregator(); the step then starts from its aggregate. Default: the data shares
+    lr          server learning rate; the paper tunes it, and so should you
+    beta1       decay of the mean update m; 0, as in the paper's experiments, means no momentum
+    tau         adaptivity: added to sqrt(v), which starts at tau; a small tau makes the steps of all elements similar
+    weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
+                aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps, buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers are averaged. .weights are those of the method.
     """
 
     name = "fedadagrad"

@@ -27,17 +27,17 @@ from fastagg.extend import Cohort, GlobalAggregator, Gram, Range, register
 
 @register
 class GeometricMedian(GlobalAggregator):
-    """The model with the least sum of distances to the clients: bad clients of less than half the data move it little.
+    """The model with the least sum of distances to the clients; bad clients of less than half the data move it little.
 
     iterations   of Weiszfeld's algorithm, at most
-    tolerance    it stops once no weight changes by more than this fraction of itself
-    nu           a distance shorter than this counts as this; default: a millionth of the shortest between two clients
-    weighted     by the data shares, as in the paper. False: every client counts alike, whatever size it claims; choose
-                 that where clients may be hostile
+    tolerance    stop when no weight changes by more than this fraction of itself
+    nu           lower bound of a distance; default: a millionth of the smallest distance between two clients
+    weighted     True, as in the paper: weight clients by their data shares. False: all clients count equally, whatever
+                 data size they claim; choose this if clients may be hostile
 
-    .weights are positive (0 for a client without data, if weighted) and sum to 1. It converges slowly, but to no harm,
-    where the median comes to lie on a client, as it does on one with near half of the data. Whatever is not a parameter
-    (buffers, integers) is the coordinate-wise median over all clients.
+    .weights are positive (0 for a client without data, if weighted) and sum to 1. If the median comes to lie on a
+    client, as it does on one with nearly half of the data, it converges slowly, which does no harm. Tensors that are
+    not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
     name = "geometric_median"

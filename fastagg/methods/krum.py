@@ -46,12 +46,12 @@ class _Krum(GlobalAggregator):
 
 @register
 class Krum(_Krum):
-    """The one client model that is closest to its neighbours, so that f clients may be anything.
+    """The one client model that is closest to its neighbours, so that f clients may be arbitrary.
 
-    f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 3
 
     .weights are 1 for that client (the first of several with the same score) and 0 for the others; sizes are not used.
-    Whatever is not a parameter (buffers, integers) is the coordinate-wise median over all clients.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
     name = "krum"
@@ -65,11 +65,11 @@ class Krum(_Krum):
 class MultiKrum(_Krum):
     """The plain mean of the m client models that are closest to their neighbours.
 
-    f           how many clients may be faulty or malicious; K >= 2 f + 3 is needed
-    m           how many clients are averaged, at most K - f, which is the default
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 3
+    m           number of clients to average, at most K - f, which is the default
 
-    .weights are 1 / m for those clients and 0 for the others; sizes are not used. Whatever is not a parameter (buffers,
-    integers) is the coordinate-wise median over all clients.
+    .weights are 1 / m for those clients and 0 for the others; sizes are not used.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
     name = "multi_krum"

@@ -14,14 +14,14 @@ from fastagg.extend import Cohort, GlobalAggregator, Gram, Weights, ratio, regis
 
 @register
 class LDAWA(GlobalAggregator):
-    """Layer by layer, clients scaled by the cosine of their weights with the global model's.
+    """Layer by layer, clients are scaled by the cosine of their weights with those of the global model.
 
     normalize   divide by the sum of the cosines instead of K, so that weights sum to 1; a layer whose cosines do not
                 have a positive sum gets equal weights
     layerwise   False: one cosine for the whole model (DAWA)
 
     A layer whose global weights are all zero has no direction to diverge from: its clients count fully, 1/K each.
-    Statistics (buffers) get weights proportional to max(0, cosine), equal ones where no cosine is positive.
+    Statistics (buffers) get weights proportional to max(0, cosine), or equal weights if no cosine is positive.
     """
 
     name = "ldawa"

@@ -17,12 +17,12 @@ from fastagg.extend import Cohort, GlobalAggregator, Gram, Range, register
 
 @register
 class SimAgg(GlobalAggregator):
-    """Layer by layer, weights from data shares and from each client's nearness to the mean of the clients.
+    """Layer by layer, weights from data shares and from the closeness of each client to the mean of the clients.
 
-    eps         what is added to a distance before dividing by it: clients nearer to the mean than that count alike
+    eps         added to a distance before dividing by it: clients closer to the mean than this count equally
     layerwise   False: one distance for the whole model
 
-    The paper takes every tensor on its own: layers=lambda key: key does.
+    The paper treats every tensor separately; layers=lambda key: key does the same.
     """
 
     name = "simagg"

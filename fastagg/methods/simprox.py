@@ -19,12 +19,12 @@ from fastagg.extend import Cohort, GlobalAggregator, Range, RoundInput, register
 
 @register
 class SimProx(GlobalAggregator):
-    """Weights from the similarity of client models and the length of their updates.
+    """Weights from the similarity of the client models and the length of their updates.
 
-    lam         share of the cosine in the similarity, the rest is Gaussian
-    tau         heterogeneity threshold: lam shrinks by mean cos(w_k, g) / tau while that mean is below it, down to 0
-                when it is negative. The paper names no value.
-    lengths     of one round: ||w_k - previous model of client k||, [K]; default: the length of its update
+    lam         share of the cosine in the similarity; the rest is Gaussian
+    tau         heterogeneity threshold: lam is multiplied by mean cos(w_k, g) / tau while that mean is below tau, down
+                to 0 if it is negative. The paper gives no value.
+    lengths     per round: ||w_k - previous model of client k||, [K]; default: the length of the client update
     """
 
     name = "simprox"

@@ -24,13 +24,13 @@ LEAST = 0.01  # of the mean magnitude: the smallest value after the shift
 
 @register
 class WeiAvg(GlobalAggregator):
-    """Weights from the diversity of the clients' data, seen in how far each update goes along the mean update.
+    """Weights from the diversity of the clients' data, estimated by how far each update goes along the mean update.
 
-    lam         emphasis on diverse clients, the power of their diversity: 0 is the plain mean, 10 is much
-    entropies   of one round: the entropy of each client's labels, [K], instead of the projection; the round is then a
+    lam         emphasis on diverse clients, the exponent of their diversity: 0 is the plain mean, 10 is strong
+    entropies   per round: the entropy of each client's labels, [K], instead of the projection; the round is then a
                 single read of the clients
 
-    Sizes have no part in it: the paper's clients have equal data sizes, and its u is their plain mean.
+    Sizes are not used: the paper's clients have equal data sizes, and its u is their plain mean.
     """
 
     name = "weiavg"

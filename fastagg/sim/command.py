@@ -18,21 +18,21 @@ from fastagg.sim.config import Config
 if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
     from fastagg._engine.distributed.peers import Peers
 
-SIM = """Trains federated models on this machine, and writes a folder with the run and report.html.
+SIM = """Trains federated models on this machine, and writes a folder with the runs and report.html.
 
   fastagg sim                                  FedAvg and FedAWA on scikit-learn's digits, in about a minute
   fastagg sim --method fedawa --alpha 0.5      one method, another split
   fastagg sim --method fedawa --opt steps=5 --opt reg=euc
   fastagg sim --data fashion-mnist --clients 20 --alpha 0.1 --rounds 200 --model mlp --seed 8
-  fastagg sim --config run.toml --out runs/a   options from a file; those on the command line win
-  fastagg sim --out runs/a --resume ...        continues a run that was stopped, to the same curve
-  torchrun --nproc-per-node 2 -m fastagg sim   spreads the clients over processes
+  fastagg sim --config run.toml --out runs/a   options from a file; the command line overrides them
+  fastagg sim --out runs/a --resume ...        continues a stopped run and gives the same curve
+  torchrun --nproc-per-node 2 -m fastagg sim   distributes the clients over processes
 """
-COMPARE = """Runs several methods with several seeds, skips what is there already, and shows all in one report.
+COMPARE = """Runs several methods with several seeds, skips runs that exist already, and shows all in one report.
 
   fastagg compare fedavg fedawa fedawa-l simprox --alpha 0.1 --seeds 3 --out runs/cmp
-  fastagg compare fedavg fedawa:steps=5,reg=euc --out runs/steps      options of a method behind its name
-  fastagg compare fedprox runs/cmp --out runs/more                    a folder: show its runs as well
+  fastagg compare fedavg fedawa:steps=5,reg=euc --out runs/steps      options of a method follow its name
+  fastagg compare fedprox runs/cmp --out runs/more                    also shows the runs in a folder
   fastagg compare fedavg fedawa --rounds 40 --out runs/cmp            shows the first 40 rounds of longer runs
 """
 
@@ -43,14 +43,14 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     if name == "compare":
-        parser.add_argument("methods", nargs="*", help="methods, or folders with runs made before")
-        parser.add_argument("--seeds", type=int, help="number of seeds, from --seed on (default: 1)")
+        parser.add_argument("methods", nargs="*", help="methods, or folders with earlier runs")
+        parser.add_argument("--seeds", type=int, help="number of seeds, starting at --seed (default: 1)")
     else:
         parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/<date>-<time>)")
-    parser.add_argument("--config", type=Path, help="TOML file with options by the names below, - written as _")
-    parser.add_argument("--jobs", type=int, help="runs made side by side (default: one for every core that is free)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--config", type=Path, help="TOML file of options, named as below with _ for -")
+    parser.add_argument("--jobs", type=int, help="number of parallel runs (default: one per free core)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     group = parser.add_argument_group("options of a run")
     for f in dataclasses.fields(Config):
         flag = "--" + f.name.replace("_", "-")

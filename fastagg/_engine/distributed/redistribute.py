@@ -98,9 +98,9 @@ def _even(layout: Layout, ranks: int) -> Iterator[list[Piece]]:
 
 @dataclass(eq=False)
 class Part:
-    """This rank's part of all models of a round. Pass these to an aggregator with group=, and its result to gather().
+    """This rank's part of all models of a round. Pass its models to an aggregator with group=, the result to gather().
 
-    sizes, client_ids   of all clients, in the order of client_sds: rank 0's first
+    sizes, client_ids   of all clients, in the order of client_sds: the clients of rank 0 come first
     """
 
     global_sd: dict[str, torch.Tensor]
@@ -113,7 +113,7 @@ class Part:
     as_numpy: frozenset[str] = field(repr=False)
 
     def gather(self, result: Result | Results | Mapping[str, Any], dst: int | None = None) -> Any:
-        """The whole model, or models, of a result: on every rank, or on rank dst of the group only (others get None)"""
+        """The whole model, or models, of a result: on every rank, or only on rank dst of the group (None elsewhere)"""
         if isinstance(result, Results):
             whole = [None if model is None else self.gather(model, dst) for model in result]
             return None if dst not in (None, self.peers.rank) else _about(Results(whole), result)
@@ -134,21 +134,21 @@ def distribute(
     client_ids: Sequence[Any] | None = None, sizes: Sequence[float] | None = None, bucket_bytes: int = 64 << 20,
     exact: bool = False,
 ) -> Part:  # fmt: skip
-    """Each rank has received some of the clients, whole: makes it a part of every client on each rank.
+    """Redistributes clients: each rank has received some of them whole, and gets a part of every client.
 
         part = fastagg.distribute(global_sd, my_client_sds, group, client_ids=my_ids, sizes=my_sizes)
         result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids)  # made with group=group
         global_sd = part.gather(result)
 
-    global_sd       the same whole model on every rank, which is checked
-    my_client_sds   this rank's clients; their number may differ by rank, and be 0
-    client_ids      of this rank's clients; on all ranks or on none. Without, clients are numbered through the ranks
-    sizes           of this rank's clients; on all ranks or on none
-    bucket_bytes    how much is sent at a time: the memory needed beyond the parts themselves
-    exact           cut between layers only, however unlike the parts become, so that the aggregate has the bits of one
-                    process. Without it that holds where the largest part is at most 1.25 times the mean.
+    global_sd       the whole model, the same on every rank (this is checked)
+    my_client_sds   the clients of this rank; their number may differ by rank and may be 0
+    client_ids      ids of this rank's clients; on all ranks or on none. Without ids, clients are numbered across ranks
+    sizes           data sizes of this rank's clients; on all ranks or on none
+    bucket_bytes    how much is sent at a time: the memory needed in addition to the parts themselves
+    exact           cut only between layers, however unequal the parts become, so that the aggregate has the bits of one
+                    process. Without it, this holds if the largest part is at most 1.25 times the mean.
 
-    Parts of this rank's own clients, and of the global model, are views of what was given.
+    Parts of this rank's own clients, and of the global model, are views of the tensors given.
     """
     peers = Peers(group)
     with peers.together():

@@ -17,23 +17,23 @@ if TYPE_CHECKING:  # torch is imported when there is work to do, not to print he
     from fastagg._engine.files.file_result import FileResult
     from fastagg._engine.files.job import Job
 
-ABOUT = """Aggregates models in safetensors files into a new one, without ever holding them in memory.
+ABOUT = """Aggregates models in safetensors files into a new model, without loading them into memory as a whole.
 
   fastagg aggregate --method fedawa --global g.safetensors clients/*.safetensors -o new.safetensors --sizes sizes.json
 
-      one round of FedAWA. A client's id is its file's name without the ending; sizes.json is {"id": samples, ..} or a
-      list in the order of the files, and may be given here: --sizes '[600, 150]'. new.safetensors is there when all is
-      well, or not touched at all.
+      One round of FedAWA. The id of a client is the name of its file without the extension. sizes.json is
+      {"id": samples, ..} or a list in the order of the files; JSON may also be given inline: --sizes '[600, 150]'.
+      new.safetensors is written completely, or not touched at all.
 
   fastagg aggregate --method fedadam --opt lr=0.01 --state fedadam.state --global g.safetensors -o g.safetensors \\
       clients/*.safetensors
 
-      a round of many: what the method remembers is kept in fedadam.state, and the global model is replaced.
+      One of many rounds: fedadam.state keeps what the method remembers, and the global model is replaced.
 
-A model is a .safetensors file, the index of a sharded one (model.safetensors.index.json), or a folder with either. A
-folder with a LoRA adapter in and a folder out: the new one has adapter_model.safetensors and adapter_config.json. No
-file may be changed while it is read. Exit codes: 0 done, 1 something is wrong with the files, 2 with the command, 130
-stopped by Ctrl-C.
+A model is a .safetensors file, the index of a sharded model (model.safetensors.index.json), or a folder that contains
+one of these. If the input is a folder with a LoRA adapter and the output is a folder, the output contains
+adapter_model.safetensors and adapter_config.json. Do not change a file while it is read. Exit codes: 0 success, 1 error
+in the files, 2 error in the command, 130 stopped by Ctrl-C.
 """
 
 
@@ -45,35 +45,33 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="fastagg aggregate", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("clients", nargs="+", metavar="CLIENT", help="the clients' models")
-    p.add_argument("--method", required=True, metavar="NAME", help="a name that `fastagg methods` lists")
-    p.add_argument("--global", dest="global_path", metavar="MODEL", help="the model the clients started from")
+    p.add_argument("clients", nargs="+", metavar="CLIENT", help="client models")
+    p.add_argument("--method", required=True, metavar="NAME", help="method, as listed by `fastagg methods`")
+    p.add_argument("--global", dest="global_path", metavar="MODEL", help="model that the clients started from")
     p.add_argument(
         "-o", "--out", required=True, metavar="PATH",
-        help="a .safetensors file, or a folder; for methods that give a model per client or cluster, the folder of all",
+        help=".safetensors file or folder; if the method produces one model per client or cluster, a folder for all",
     )  # fmt: skip
-    p.add_argument(
-        "--opt", action="append", default=[], metavar="KEY=VALUE", help="an option of the method; repeatable"
-    )
+    p.add_argument("--opt", action="append", default=[], metavar="KEY=VALUE", help="option of the method; repeatable")
     p.add_argument(
         "--sizes", metavar="JSON",
-        help='how much data each client has (default: equally much): {"id": 600, ..}, or a list in the order of the '
-        "files; here or in a file",
+        help='data sizes of the clients (default: equal): {"id": 600, ..}, or a list in the order of the files; inline '
+        "or in a file",
     )  # fmt: skip
     p.add_argument(
         "--inputs", metavar="JSON",
-        help='what the method takes in a round besides: {"label_dist": {"id": [..], ..}}, or lists in the order of the '
-        "files; here or in a file",
+        help='round inputs of the method: {"label_dist": {"id": [..], ..}}, or lists in the order of the files; inline '
+        "or in a file",
     )  # fmt: skip
-    p.add_argument("--state", metavar="FILE", help="what the method remembers: read if it is there, written at the end")
-    p.add_argument("--memory", default="1GB", metavar="SIZE", help="that this may take (default: 1GB)")
-    p.add_argument("--shard-size", default="5GB", metavar="SIZE", help="larger models are cut into files of this size")
+    p.add_argument("--state", metavar="FILE", help="state of the method: read if it exists, written at the end")
+    p.add_argument("--memory", default="1GB", metavar="SIZE", help="memory to use (default: 1GB)")
+    p.add_argument("--shard-size", default="5GB", metavar="SIZE", help="split larger models into files of this size")
     p.add_argument(
         "--report", metavar="PATH",
-        help="print weights, norms and cosines, and save them: a folder, or a .png beside which a .json is put",
+        help="print weights, norms and cosines, and save them: folder, or .png file, next to which a .json is written",
     )  # fmt: skip
-    p.add_argument("--dry-run", action="store_true", help="check the files, say what would be read, and stop")
-    p.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    p.add_argument("--dry-run", action="store_true", help="check the files, print what would be read, and stop")
+    p.add_argument("--quiet", action="store_true", help="print only errors")
     return p
 
 

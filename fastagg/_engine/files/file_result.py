@@ -14,12 +14,14 @@ from fastagg._engine.gram import Gram
 
 @dataclass(eq=False)
 class FileResult:
-    """How a model in a file came about; the model itself is there and not here.
+    """Describes how a model in a file was computed. The model itself is in the file.
 
-    paths      the files written: a model, or the index of a sharded one; by client or cluster where there are several
-    weights    the clients' weights in the order of clients, [K] or [L, K]; of several models .mixing, [M, K]
-    dropped    clients that were left out, by id, and why (on_bad_client="drop")
-    made_before   an earlier call made this round, and was stopped before its state was in its place; now it is
+    method     name of the method
+    clients    ids of the clients
+    paths      the files written: a model, or the index of a sharded one; by client or cluster if there are several
+    weights    weights of the clients, in the order of clients, [K] or [L, K]; for several models .mixing, [M, K]
+    dropped    the clients that were left out: a dict from client id to reason (on_bad_client="drop")
+    made_before   True if an earlier call computed this round but was stopped before its state was in place. Now it is
     """
 
     method: str

@@ -41,23 +41,24 @@ def aggregate_files(
     state: str | os.PathLike | None = None, memory: int | str = "1GB", shard_size: int | str = "5GB",
     progress: Progress | None = None, report: str | os.PathLike | None = None, **options: Any,
 ) -> FileResult:  # fmt: skip
-    """One round on safetensors files, which are mapped and read piece by piece, whatever their size.
+    """Runs one round on safetensors files of any size, which are mapped and read piece by piece.
 
-    method       a method's name with its options, or an aggregator. A method's round inputs (label_dist, local_steps
-                 ..) are given like options: an entry for each client, in a list or by client id.
-    paths        .safetensors files, indices of sharded models, or folders with one of these. No file may be changed
-                 meanwhile.
-    out_path     a .safetensors file, or a folder, which gets model.safetensors (of adapters adapter_model.safetensors
-                 and adapter_config.json); where there are several models, the folder of all. It is replaced at the end,
-                 whole, and may be the global model's, but no client's.
-    sizes        how much data each client has, in a list or by client id; default: equally much
-    client_ids   default: a file's name without its ending, or the name of the folder given
-    state        file with what the method remembers: loaded if it is there, and replaced together with the model
-    memory       that this may take, in bytes or as "500MB"; the clients' number times that of tensors takes some too
+    method       the name of a method, with its options, or an aggregator. Pass the method's round inputs (label_dist,
+                 local_steps, ..) like options: one entry per client, in a list or by client id.
+    paths        .safetensors files, indices of sharded models, or folders that contain one of these. No file may be
+                 changed during the call.
+    out_path     a .safetensors file, or a folder, which receives model.safetensors (for adapters,
+                 adapter_model.safetensors and adapter_config.json). If there are several models, the folder for all of
+                 them. It is replaced at the end, as a whole. It may be the global model, but not a client.
+    sizes        data sizes of the clients, in a list or by client id; default: equal
+    client_ids   default: the name of the file without its extension, or the name of the folder given
+    state        file for what the method remembers: loaded if it exists, and replaced together with the model
+    memory       how much memory the call may use, in bytes or as "500MB"; tables that grow with the number of clients
+                 times the number of tensors come on top
     shard_size   a model larger than this is written as several files and an index
-    progress     function (what is being done, bytes read, bytes in all)
-    report       folder, or .png, for the cosines of the updates as a picture and all numbers as JSON; a method without
-                 a Gram reads the clients once more for it
+    progress     function (current step, bytes read, bytes in total)
+    report       folder, or .png file, for a picture of the cosines of the client updates and all numbers as JSON. If
+                 the method has no Gram, the clients are read once more for it
     """
     job = Job(
         method, global_path, client_paths, out_path, sizes=sizes, client_ids=client_ids, memory=memory,
