@@ -305,14 +305,14 @@ def small_round(folder: Path) -> list[str]:
 
 @cases(60, 800, choice=st.data())
 def test_json_of_the_command(folder, choice):
-    """Any JSON for --sizes and --info, and any value of an option: an exit code and one line, or a model"""
+    """Any JSON for --sizes and --inputs, and any value of an option: an exit code and one line, or a model"""
     option, method, names = choice.draw(st.sampled_from([
-        ("--sizes", "fedavg", None), ("--info", "feddisco", "label_dist"), ("--info", "fednova", "local_steps"),
+        ("--sizes", "fedavg", None), ("--inputs", "feddisco", "label_dist"), ("--inputs", "fednova", "local_steps"),
         ("--opt", "fedavg", "params"),
     ]))  # fmt: skip
     numbers = json_values | st.sampled_from([10**400, [10**400] * 7, [[1], [1, 2], *range(5)], list(range(7))])
     value = choice.draw(numbers | st.builds(lambda v: {f"c{k}": v for k in range(7)}, numbers))
-    text = json.dumps(value if option != "--info" else {names: value})
+    text = json.dumps(value if option != "--inputs" else {names: value})
     command = [*small_round(folder), "--method", method, f"{option}={names}={text}" if option == "--opt" else option]
     said = io.StringIO()
     with bounded(), redirect_stderr(said):

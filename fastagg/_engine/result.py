@@ -1,4 +1,4 @@
-"""What an aggregation returns, and where it is written."""
+"""What an aggregation returns."""
 
 from __future__ import annotations
 

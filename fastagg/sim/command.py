@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do, not to print he
 
 SIM = """Trains federated models on this machine, and writes a folder with the runs and report.html.
 
-  fastagg sim                                  FedAvg and FedAWA on scikit-learn's digits, in about a minute
+  fastagg sim                                  FedAvg and FedAWA on scikit-learn's digits, in well under a minute
   fastagg sim --method fedawa --alpha 0.5      one method, another split
   fastagg sim --method fedawa --opt steps=5 --opt reg=euc
   fastagg sim --data fashion-mnist --clients 20 --alpha 0.1 --rounds 200 --model mlp --seed 8

@@ -26,6 +26,7 @@ def known():
     registry._registered.update(before)
     for name in ("uniform", "Uniform"):
         vars(fastagg).pop(name, None)
+    fastagg._load()
 
 
 class Uniform(GlobalAggregator):

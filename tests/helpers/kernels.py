@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fastagg._engine import table as tables
-from fastagg._engine.result import allocate
+from fastagg._engine.outputs import allocate
 from helpers.cohort import flat, make
 
 TAILS = (1, 3, 7, 8, 9, 15, 16, 17, 31, 33)

@@ -45,8 +45,8 @@ def aggregate_files(
 
     method       the name of a method, with its options, or an aggregator. Pass the method's round inputs (label_dist,
                  local_steps, ..) like options: one entry per client, in a list or by client id.
-    paths        .safetensors files, indices of sharded models, or folders that contain one of these. No file may be
-                 changed during the call.
+    global_path, client_paths   .safetensors files, indices of sharded models, or folders that contain one of these.
+                 No file may be changed during the call.
     out_path     a .safetensors file, or a folder, which receives model.safetensors (for adapters,
                  adapter_model.safetensors and adapter_config.json). If there are several models, the folder for all of
                  them. It is replaced at the end, as a whole. It may be the global model, but not a client.
