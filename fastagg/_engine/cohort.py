@@ -198,6 +198,10 @@ class Cohort:
         values = np.asarray(weights.values, dtype=np.float64)
         values = values if several else values[..., None, :]  # [.., M, K]
         layerwise = values.ndim == 3
+        if values.shape[-1] != table.K or values.ndim not in (2, 3):
+            raise ValueError(
+                f"the method's weights have shape {values.shape}, expected {table.K} in the last dimension"
+            )
         w, others = weights.scale * values, values
         if isinstance(weights.others, np.ndarray):
             others = np.broadcast_to(weights.others if several else weights.others[..., None, :], w.shape)

@@ -75,7 +75,7 @@ def run(
             result, state = _compute(method, access, table, order, K, amounts, ids, out, values)
             break
         except BadClientError as error:
-            if not drops:
+            if not drops or not set(error.reasons) & set(order):  # without progress it would be raised for ever
                 raise
             LOG.warning("%s: %s; left out of this round", method.name, error)
             bad |= error.reasons

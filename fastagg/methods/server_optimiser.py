@@ -63,7 +63,9 @@ class ServerOptimiser(GlobalAggregator):
             return
         method = self._method = _weights_from(self.name, self.weights)
         self.state = Remembered({}, method.state)
-        self.reads, self.round_inputs, self.client_values = method.reads, method.round_inputs, method.client_values
+        vars(self).update(  # this object's facts are those of the method
+            reads=method.reads, round_inputs=method.round_inputs, client_values=method.client_values
+        )
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         own: tuple[Pass, ...] = ("mix", "update") if self.reads_twice(layout) else ("mix",)

@@ -59,6 +59,27 @@ def test_a_method_registered_at_run_time(known):
         fastagg.uniform(g, clients, factors=[1, -1, 1])
 
 
+def test_a_method_that_is_wrong_ends_with_an_error():
+    g, clients = make(3, {"a.weight": (5, 4)})
+
+    class Short(Uniform):
+        """Too few weights."""
+
+        def weigh(self, cohort, factors=None):
+            return np.ones(cohort.K - 1)
+
+    class Blames(Uniform):
+        """Blames a client that is not there."""
+
+        def weigh(self, cohort, factors=None):
+            raise fastagg.BadClientError("client 9", {9: "it is not there"})
+
+    with pytest.raises(ValueError, match=r"weights have shape \(1, 2\), expected 3 in the last dimension"):
+        Short().aggregate(g, clients)
+    with pytest.raises(fastagg.BadClientError, match="client 9"):
+        Blames(on_bad_client="drop").aggregate(g, clients)
+
+
 def test_what_cannot_be_registered(known):
     fastagg.register(Uniform)
     with pytest.raises(ValueError, match=r"there is a method 'uniform' already: .*Uniform"):
