@@ -9,16 +9,17 @@ Fashion-MNIST is read from FASTAGG_DATA or Debian's package dataset-fashion-mnis
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.publish import DOCS, publish
+from benchmarks import simulations
+from benchmarks.publish import DOCS
 from fastagg.sim import compare, report
 from fastagg.sim.config import Config, from_dict
 
+PAGE = DOCS / "methods.md"
 SKEWED = {"alpha": 0.1}
 CORRUPTED = {"alpha": 0.5, "corrupted": 0.3}
 DATA = {"digits": {"data": "digits"}, "Fashion-MNIST": {"data": "fashion-mnist", "samples": 10_000}}
@@ -71,46 +72,30 @@ def table(found: dict[tuple[str, str], list[report.Run]], settings: list[str], m
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/fedawa-steps"), help="folder for the runs")
-    parser.add_argument("--quick", action="store_true", help="two methods, one setting, one seed, a few rounds")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/methods.md")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, help="runs made side by side (default: one for every core)")
-    args = parser.parse_args(argv)
-    if args.quick and args.write:
-        parser.error("--quick is to see that it works; its table is not for the documents")
-    methods, settings, seeds = list(METHODS), list(SETTINGS), args.seeds
+    args = simulations.parse(
+        argv, __doc__, out="runs/fedawa-steps", page=PAGE, seeds=SEEDS,
+        quick="two methods, one setting, one seed, a few rounds",
+    )  # fmt: skip
+    methods, settings = list(METHODS), list(SETTINGS)
     if args.quick:
-        methods, settings, seeds, args.jobs = [methods[0], methods[-1]], settings[:1], 1, args.jobs or 1
-    runs = {
-        (setting, m): [config_of(m, setting, seed, args.quick) for seed in range(seeds)]
-        for setting in settings for m in methods
-    }  # fmt: skip
-    flat = [(o, place(args.out, setting, o)) for (setting, _), some in runs.items() for o in some]
-    try:
-        todo = [(o, folder) for o, folder in flat if not compare.is_done(o, folder)]
-        print(f"{len(flat)} runs, {len(flat) - len(todo)} of them made before in {args.out}", file=sys.stderr)
-        if compare.make_runs(todo, True, args.jobs):
-            print("stopped; the same command goes on", file=sys.stderr)
-            return 130
-        found = {
-            (setting, m): [report.read_run(place(args.out, setting, o)) for o in some]
-            for (setting, m), some in runs.items()
-        }
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    text = table(found, settings, methods)
-    text += (
-        f"\nTest accuracy in %: mean of the last {report.AVERAGED} of {ROUNDS} rounds ± standard deviation over "
-        f"{seeds} seeds. {CLIENTS} clients, mlp; Fashion-MNIST with 10,000 training samples. Last column: the 90th "
-        "percentile of weight / data share divided by its 10th percentile, averaged over rounds and settings.\n"
-    )
-    print(text)
-    if args.write:
-        publish(DOCS / "methods.md", "fedawa steps", text)
-    return 0
+        methods, settings = [methods[0], methods[-1]], settings[:1]
+
+    def plan() -> dict[tuple[str, str], list[tuple[Config, Path]]]:
+        runs = {
+            (setting, m): [config_of(m, setting, seed, args.quick) for seed in range(args.seeds)]
+            for setting in settings for m in methods
+        }  # fmt: skip
+        return {(s, m): [(o, place(args.out, s, o)) for o in some] for (s, m), some in runs.items()}
+
+    def show(found: dict[tuple[str, str], list[report.Run]]) -> str:
+        return table(found, settings, methods) + (
+            f"\nTest accuracy in %: mean of the last {report.AVERAGED} of {ROUNDS} rounds ± standard deviation over "
+            f"{args.seeds} seeds. {CLIENTS} clients, mlp; Fashion-MNIST with 10,000 training samples. Last column: the "
+            "90th percentile of weight / data share divided by its 10th percentile, averaged over rounds and "
+            "settings.\n"
+        )
+
+    return simulations.run(args, PAGE, "fedawa steps", plan, show)
 
 
 if __name__ == "__main__":

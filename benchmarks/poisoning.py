@@ -7,12 +7,12 @@ python -m benchmarks.poisoning --quick     two methods, one seed, a few rounds: 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from statistics import median
 
-from benchmarks.publish import DOCS, publish
+from benchmarks import simulations
+from benchmarks.publish import DOCS
 from fastagg.sim import compare, report
 from fastagg.sim.config import Config, from_dict
 
@@ -82,42 +82,27 @@ def notes(runs: dict[tuple[str, float], dict[str, list[report.Run]]], strength: 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/poisoning"), help="folder for the runs")
-    parser.add_argument("--quick", action="store_true", help="two methods, one seed, a few rounds")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/robustness.md")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds (default: %(default)s)")
-    parser.add_argument("--strength", type=float, default=STRENGTH, help="of the attacks (default: %(default)g)")
-    parser.add_argument("--jobs", type=int, help="runs made side by side (default: one for every core)")
-    args = parser.parse_args(argv)
-    if args.quick and args.write:
-        parser.error("--quick is to see that it works; its table is not for the documents")
-    methods, attacks, seeds = METHODS, ATTACKS, args.seeds
+    strength = {"type": float, "default": STRENGTH, "help": "of the attacks (default: %(default)g)"}
+    args = simulations.parse(
+        argv, __doc__, out="runs/poisoning", page=PAGE, seeds=SEEDS, quick="two methods, one seed, a few rounds",
+        more={"--strength": strength},
+    )  # fmt: skip
+    methods, attacks = METHODS, ATTACKS
     if args.quick:
-        methods, attacks, seeds = ("fedavg", "multi_krum"), (ATTACKS[0], ("flip", 0.3)), 1
-        args.jobs = args.jobs or 1  # another process would take longer to begin than this takes
-    try:
+        methods, attacks = ("fedavg", "multi_krum"), (ATTACKS[0], ("flip", 0.3))
+
+    def plan() -> dict[tuple[str, tuple[str, float]], list[tuple[Config, Path]]]:
         runs = {
-            (m, a): [config_of(m, a, s, args.strength, args.quick) for s in range(seeds)]
+            (m, a): [config_of(m, a, s, args.strength, args.quick) for s in range(args.seeds)]
             for m in methods for a in attacks
         }  # fmt: skip
-        flat = [(o, compare.place(args.out, o)) for some in runs.values() for o in some]
-        todo = [(o, folder) for o, folder in flat if not compare.is_done(o, folder)]
-        print(f"{len(flat)} runs, {len(flat) - len(todo)} of them made before in {args.out}", file=sys.stderr)
-        if compare.make_runs(todo, True, args.jobs):
-            print("stopped; the same command goes on", file=sys.stderr)
-            return 130
-        read = {
-            a: {m: [report.read_run(compare.place(args.out, o)) for o in runs[m, a]] for m in methods} for a in attacks
-        }
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    text = table(read, methods) + "\n" + notes(read, args.strength)
-    print(text)
-    if args.write:
-        publish(PAGE, "poisoning table", text)
-    return 0
+        return {key: [(o, compare.place(args.out, o)) for o in some] for key, some in runs.items()}
+
+    def show(found: dict[tuple[str, tuple[str, float]], list[report.Run]]) -> str:
+        runs = {a: {m: found[m, a] for m in methods} for a in attacks}
+        return table(runs, methods) + "\n" + notes(runs, args.strength)
+
+    return simulations.run(args, PAGE, "poisoning table", plan, show)
 
 
 if __name__ == "__main__":

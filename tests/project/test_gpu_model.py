@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_host, gpu_model
-from benchmarks.gpu_model import A100, GPUS, H100, Job, predict
+from benchmarks import gpu, gpu_host
+from benchmarks.gpu_model import cuts, page
+from benchmarks.gpu_model.costs import one_read, predict
+from benchmarks.gpu_model.counts import REGISTERS
+from benchmarks.gpu_model.devices import A100, GPUS, H100
+from benchmarks.gpu_model.jobs import MODELS, Job, jobs
+from benchmarks.gpu_model.nvcc import kernel_name
 from fastagg._engine.backends import cuda, plan
 from helpers import emulated
 
@@ -33,23 +38,23 @@ def native():
 
 
 def test_the_page_shows_what_is_printed():
-    page = (ROOT / "docs/gpu.md").read_text()
-    between = page.split(gpu_model.BEGIN)[1].split(gpu_model.END)[0]
-    assert between.strip() == gpu_model.markdown(), "python -m benchmarks.gpu_model --write"
+    text = (ROOT / "docs/gpu.md").read_text()
+    between = text.split(page.BEGIN)[1].split(page.END)[0]
+    assert between.strip() == page.markdown(), "python -m benchmarks.gpu_model --write"
 
 
 def test_command_prints_the_tables():
     command = [sys.executable, "-m", "benchmarks.gpu_model"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert said == gpu_model.markdown() + "\n"
+    assert said == page.markdown() + "\n"
 
 
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_cuts_are_those_of_the_kernels(native, tensor_cores):
     for rows in range(2, 300):
-        s = gpu_model.shape(rows, tensor_cores)
+        s = cuts.shape(rows, tensor_cores)
         assert (s.pairs, s.slices) == tuple(native.shape(rows, rows, True, tensor_cores)), rows
-        cut = gpu_model.pairs(s, rows)
+        cut = cuts.pairs(s, rows)
         assert len(cut) == s.pairs
         assert sum(na for na, _, diagonal in cut if diagonal) == rows
 
@@ -91,10 +96,10 @@ def test_blocks_on_an_sm():
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_job_is_faster_than_its_bytes(gpu, dtype):
-    for model in gpu_model.MODELS:
-        for job in gpu_model.jobs(model, dtype):
+    for model in MODELS:
+        for job in jobs(model, dtype):
             cost = predict(gpu, job)
-            assert cost.seconds >= gpu_model.one_read(gpu, job)
+            assert cost.seconds >= one_read(gpu, job)
             assert cost.blocks_per_sm >= 1
             twice = predict(replace(gpu, hbm=gpu.hbm * 2), job)
             assert twice.seconds <= cost.seconds
@@ -103,9 +108,9 @@ def test_no_job_is_faster_than_its_bytes(gpu, dtype):
 def test_rate_of_conversions_that_could_not_be_checked_changes_no_row():
     """As docs/gpu.md says"""
     other = replace(H100, conversions=64)
-    for model in gpu_model.MODELS:
+    for model in MODELS:
         for dtype in ("float32", "bfloat16"):
-            for job in gpu_model.jobs(model, dtype):
+            for job in jobs(model, dtype):
                 assert predict(other, job).seconds == predict(H100, job).seconds, job
 
 
@@ -121,8 +126,8 @@ def test_rate_of_conversions_that_could_not_be_checked_changes_no_row():
     ],
 )  # fmt: skip
 def test_kernels_are_known_by_their_symbols(symbol, name):
-    assert gpu_model._kernel_name(symbol) == name
-    assert not name or all(name in registers for registers in gpu_model.REGISTERS.values())
+    assert kernel_name(symbol) == name
+    assert not name or all(name in registers for registers in REGISTERS.values())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
