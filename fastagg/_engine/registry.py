@@ -127,7 +127,7 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Any]:
         inputs = {key: options.pop(key) for key in options.keys() - options_of(cls).keys()}
         server = cls(**options)
         _check_known(cls, inputs, [spec.name for spec in server.round_inputs])
-        server.warn_state_lost(inputs, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..), or pass logits=')
+        server.warn_state_lost(inputs, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..)')
         return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **inputs)
 
     function.__signature__ = signature_of(cls)  # type: ignore[attr-defined]
