@@ -180,8 +180,8 @@ class FedAWA(GlobalAggregator):
         if self.variant == "released" and inputs.get("logits") is None:
             warnings.warn(
                 "fedawa: variant='released' learns over rounds, and this call forgets what it learns: its weights "
-                f"start at the data shares each time. {remedy}, pass logits=, or use variant='paper', which learns within "
-                "one round.",
+                f"start at the data shares each time. {remedy}, pass logits=, or use variant='paper', which learns "
+                "within one round.",
                 stacklevel=3,
             )
 
