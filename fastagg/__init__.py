@@ -73,7 +73,7 @@ def _load() -> None:
     registry = import_module("fastagg._engine.registry")
     for name, cls in registry.registry().items():
         found |= {name: registry.function_of(cls), cls.__name__: cls}
-    globals().update(found, __all__=sorted(found))
+    globals().update({name: value for name, value in found.items() if name not in globals()}, __all__=sorted(found))
 
 
 def __getattr__(name: str) -> Any:

@@ -257,7 +257,7 @@ def fedadagrad(
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
 
     Arguments of every method:
 
@@ -313,7 +313,7 @@ def fedadam(
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
 
     Arguments of every method:
 
@@ -510,7 +510,7 @@ def fedavgm(
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
 
     Arguments of every method:
 
@@ -821,7 +821,7 @@ def fedyogi(
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
 
     Arguments of every method:
 

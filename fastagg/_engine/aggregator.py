@@ -29,7 +29,7 @@ from fastagg._engine.weights import Weights
 
 R = TypeVar("R", Result, Results)
 Produces = Literal["global", "personalised", "clusters"]
-Reads = Literal["weights", "products", "pairs"]
+Reads = Literal["weights", "products", "pairs", "models"]
 Pass = Literal["gram", "mix", "gram_mix", "update"]
 
 
@@ -58,7 +58,8 @@ class Aggregator(Generic[R]):
     reads           what it needs to know about the clients. "weights": nothing, its weights do not depend on the
                     models;
                     "products": products of the Gram with vectors, its squares and its row of the global model;
-                    "pairs": the whole Gram, because it compares clients with each other
+                    "pairs": the whole Gram, because it compares clients with each other;
+                    "models": the models themselves, because it tries them out
     round_inputs    what it takes in a round in addition to models, data sizes and ids
     client_values   what its result says about each client in addition to weights
     needs_global    whether a round requires a global model
@@ -95,9 +96,9 @@ class Aggregator(Generic[R]):
         options.check_options(cls, self.name, {name: getattr(self, name) for name in options.options_of(cls)})
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
             self.params = frozenset(self.params)  # an iterator would be empty in the next round
+        self.check_options()
         if self.group is not None and (why := self.why_not_over_group(None)):
             raise ValueError(f"{self.name}: {why}")
-        self.check_options()
 
     # What a method implements
 
@@ -117,6 +118,8 @@ class Aggregator(Generic[R]):
         """Computes the round: weighs the clients, mixes their models, and describes the result"""
         weights = self.weights_of(cohort, **inputs)
         several = self.produces != "global"
+        if self.produces == "personalised" and weights.values.shape[-2:] != (cohort.K, cohort.K):
+            raise ValueError(f"{self.name}: its weights have shape {weights.values.shape}, expected a row per client")
         try:
             models = cohort.mix(weights, several=several)
         except InputError as error:

@@ -202,6 +202,8 @@ class Cohort:
             raise ValueError(
                 f"the method's weights have shape {values.shape}, expected {table.K} in the last dimension"
             )
+        if layerwise and len(values) != len(self.layers):
+            raise ValueError(f"the method's weights are for {len(values)} layers, the model has {len(self.layers)}")
         w, others = weights.scale * values, values
         if isinstance(weights.others, np.ndarray):
             others = np.broadcast_to(weights.others if several else weights.others[..., None, :], w.shape)

@@ -124,7 +124,7 @@ def read_inputs(
         else:
             found[spec.name], wrong = _read_per_client(spec, value, ids)
             if wrong and not spec.from_clients:
-                raise InputError(next(iter(wrong.values())))
+                raise InputError(str(bad_clients(wrong, ids)))
             faults |= {k: reason for k, reason in wrong.items() if k not in faults}
     return found, faults
 
@@ -137,6 +137,7 @@ def bad_clients(faults: Faults, ids: Sequence[ClientId] | None) -> BadClientErro
 
 def _read_per_client(spec: RoundInput, value: Any, ids: Sequence[ClientId]) -> tuple[np.ndarray, Faults]:
     """The entries of all clients in one array; those of clients at fault are NaN"""
+    value = list(value) if isinstance(value, Iterator) else value
     K, axis = len(ids), spec.client_axis
     given = _by_client(spec.name, value, ids, axis)
     array = _all_at_once(given)
@@ -145,7 +146,7 @@ def _read_per_client(spec: RoundInput, value: Any, ids: Sequence[ClientId]) -> t
     if array is not None and array.ndim and array.shape[axis] == K and spec.is_good(np.moveaxis(array, axis, 0)):
         return array, {}
     entries = _entries(spec, given, K)
-    usual = Counter(entry.shape for entry in entries if entry is not None).most_common(1)
+    usual = Counter(x.shape for x in entries if x is not None and spec.is_good(x[None])).most_common(1)
     shape = usual[0][0] if usual else ()
     faults: Faults = {}
     for k, entry in enumerate(entries):
@@ -171,14 +172,19 @@ def _all_at_once(given: Any) -> np.ndarray | None:
 def _by_client(name: str, given: Any, ids: Sequence[ClientId], axis: int = 0) -> Any:
     """What was given by client id as a list in the order of the ids; anything else as it is"""
     if not isinstance(given, Mapping):
-        return list(given) if isinstance(given, Iterator) else given
+        return given
     for client in ids:
         if client not in given:
             raise InputError(f"{name}: there is none for client {client!r}")
     for unknown in given.keys() - set(ids):
         raise InputError(f"{name}: {unknown!r} is not a client{suggest(str(unknown), map(str, ids))}")
     values = [given[client] for client in ids]
-    return values if axis == 0 else np.stack([_numbers(name, value, len(ids)) for value in values], axis=axis)
+    if axis == 0:
+        return values
+    try:
+        return np.stack([_numbers(name, value, len(ids)) for value in values], axis=axis)
+    except ValueError as error:
+        raise InputError(f"{name}: expected as many numbers for every client ({error})") from error
 
 
 def _entries(spec: RoundInput, given: Any, K: int) -> list[np.ndarray | None]:

@@ -92,7 +92,8 @@ def check_options(cls: type, method: str, values: Mapping[str, Any]) -> None:
 def _option(field: dataclasses.Field, hint: Any) -> Option:
     extras: list[Any] = []
     kind, optional = _unwrap(hint, extras)
-    return Option(field.name, field.default, kind, optional, tuple(extras))
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return Option(field.name, default, kind, optional, tuple(extras))
 
 
 def _unwrap(hint: Any, extras: list[Any]) -> tuple[Any, bool]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ SHARED = tuple(options_of(Aggregator))  # options that all methods have
 C = TypeVar("C", bound=type[Aggregator])
 
 _registered: dict[str, type[Aggregator]] = {}
-_loaded = False
+_lock = threading.RLock()  # held while methods are loaded, by whoever asks first
+_loaded = _loading = False
 
 
 def register(cls: C) -> C:
@@ -34,10 +37,14 @@ def register(cls: C) -> C:
     problem = _problem(cls)
     if problem:
         raise TypeError(f"fastagg.register: {problem}")
+    if not cls.__module__.startswith("fastagg."):
+        registry()  # the names that are taken
     known = _registered.get(cls.name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"there is a method {cls.name!r} already: {known.__module__}.{known.__qualname__}")
     _registered[cls.name] = cls
+    for name in (cls.name, cls.__name__):  # of a class that was registered before, and has changed
+        vars(sys.modules["fastagg"]).pop(name, None)
     return cls
 
 
@@ -51,18 +58,41 @@ def _problem(cls: Any) -> str:
         return f"{cls.__name__}.paper is empty; say where the method is from"
     if "__doc__" not in cls.__dict__ or not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
         return f"{cls.__name__} has no docstring; its first line describes the method, and then its options"
+    for name in {cls.name, cls.__name__} & _taken():
+        return f"{name!r} is the name of something else in fastagg"
+    try:
+        declared = options_of(cls)
+    except (NameError, TypeError, AttributeError) as error:
+        return f"the annotations of {cls.__name__} cannot be read: {error}"
+    arguments = {*declared, "global_sd", "client_sds", "sizes", "client_ids", "out"}
+    for spec in cls.round_inputs:
+        if spec.name in arguments or not spec.name.isidentifier():
+            return f"{cls.__name__}: the round input {spec.name!r} has the name of another argument, or none"
     if cls.weigh is Aggregator.weigh and cls.combine is Aggregator.combine:
         return f"{cls.__name__} implements neither weigh() nor combine()"
     return ""
 
 
+def _taken() -> set[str]:
+    """Public names of fastagg that are no methods"""
+    package = sys.modules["fastagg"]
+    names = {name for some in package._EXPORTS.values() for name in some.split()}
+    return names | {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+
 def registry() -> dict[str, type[Aggregator]]:
     """All methods by name"""
-    global _loaded
+    global _loaded, _loading
     if not _loaded:
-        _loaded = True
-        _load_own()
-        _load_others()
+        with _lock:
+            if not _loaded and not _loading:  # a module that is being loaded may ask too
+                _loading = True
+                try:
+                    _load_own()
+                    _load_others()
+                    _loaded = True
+                finally:
+                    _loading = False
     return _registered
 
 
@@ -167,7 +197,7 @@ class Method:
     """A description of a method.
 
     produces       "global": one model; "personalised": one model per client; "clusters": one model per cluster
-    reads          what it needs to know about the clients: "weights", "products" or "pairs" (see Aggregator)
+    reads          what it needs to know about the clients: "weights", "products", "pairs" or "models" (see Aggregator)
     options        names of the options with their defaults
     round_inputs   arguments of aggregate() in a round, in addition to models and data sizes
     """

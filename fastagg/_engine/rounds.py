@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 
 from fastagg._engine import inputs as given_inputs
 from fastagg._engine.access import Access
@@ -50,6 +51,8 @@ def run(
     if why := access.why_not(method, values):
         raise InputError(f"{method.name}: {why}")
     drops = method.on_bad_client == "drop"
+    if drops:  # the round may be computed again, without a client
+        values = {name: list(value) if isinstance(value, Iterator) else value for name, value in values.items()}
     if bad and not drops:
         raise given_inputs.bad_clients(bad, ids)
     misfits: dict[int, str] = {}
@@ -80,10 +83,13 @@ def run(
             LOG.warning("%s: %s; left out of this round", method.name, error)
             bad |= error.reasons
             order = [k for k in order if k not in bad]
+    for value in method.client_values:
+        if getattr(result, value.name, None) is not None:
+            setattr(result, value.name, torch.as_tensor(getattr(result, value.name)))
     result = in_callers_order(result, order, K, method.produces == "personalised", method.client_values)
     result.dropped = {ids[k]: bad[k] for k in sorted(bad)}
     if bad:
-        method.describe_dropped(result, ids, inputs)
+        method.describe_dropped(result, ids, values)
     return result, (state, K if client_ids is None else None)
 
 

@@ -196,16 +196,22 @@ def build(
     if global_sd is not None and not isinstance(global_sd, Mapping):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
-    first = some[0] if bad is None or global_sd is not None else _most_usual(models, some)
-    metadata = getattr(models[first] if global_sd is None else global_sd, "_metadata", None)
+    metadata = getattr(models[some[0]] if global_sd is None else global_sd, "_metadata", None)
     models = [_plain_dict(sd) if isinstance(sd, Mapping) else sd for sd in models]
     global_sd = None if global_sd is None else _plain_dict(global_sd)
-    reference, who = (
-        (models[first], client_name(first, client_ids)) if global_sd is None else (global_sd, "the global model")
-    )
     chosen = parameter_names(params)
-    layer_names = None if layers is None else tuple(layers(key) for key in reference)
-    layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
+    while True:
+        first = some[0] if bad is None or global_sd is not None else most_usual(models, some)
+        who = client_name(first, client_ids) if global_sd is None else "the global model"
+        reference = models[first] if global_sd is None else global_sd
+        layer_names = None if layers is None else tuple(layers(key) for key in reference)
+        try:
+            layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
+            break
+        except InputError as error:
+            if bad is None or global_sd is not None or not str(error).startswith(f"{who}: "):
+                raise
+            _leave_out(first, str(error), str(error).removeprefix(f"{who}: "), some, bad, error)
 
     K, T = len(models), len(layout.keys)
     client_address = np.empty((T, K), dtype=np.int64)
@@ -246,7 +252,7 @@ def _leave_out(
         raise BadClientError(message, {k: reason}) from cause
 
 
-def _most_usual(client_sds: Sequence[StateDict], some: Sequence[int]) -> int:
+def most_usual(client_sds: Sequence[StateDict], some: Sequence[int]) -> int:
     """The first client of the form that most of them have"""
 
     def form(sd: StateDict) -> frozenset:

@@ -64,14 +64,14 @@ class FastAgg(HasAggregator, FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._server.center = self._view(parameters, "the global model")
-        asked = super().configure_fit(server_round, parameters, client_manager)
-        return [(c, FitIns(self._server.start_of(c.cid) or ins.parameters, ins.config)) for c, ins in asked]
+        instructions = super().configure_fit(server_round, parameters, client_manager)
+        return [(c, FitIns(self._server.start_of(c.cid) or ins.parameters, ins.config)) for c, ins in instructions]
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        asked = super().configure_evaluate(server_round, parameters, client_manager)
-        return [(c, EvaluateIns(self._server.start_of(c.cid) or ins.parameters, ins.config)) for c, ins in asked]
+        instructions = super().configure_evaluate(server_round, parameters, client_manager)
+        return [(c, EvaluateIns(self._server.start_of(c.cid) or ins.parameters, ins.config)) for c, ins in instructions]
 
     def aggregate_fit(
         self,
@@ -109,8 +109,8 @@ class FastAgg(HasAggregator, FedAvg):
 
     def _read(self, cid: str, reply: FitRes) -> Reply:
         size = check_size("num_examples", reply.num_examples)
-        asked = [name for name in self._server.client_inputs if name in reply.metrics]
-        inputs = {name: _number_or_list(name, reply.metrics[name]) for name in asked}
+        instructions = [name for name in self._server.client_inputs if name in reply.metrics]
+        inputs = {name: _number_or_list(name, reply.metrics[name]) for name in instructions}
         form = tuple((name, len(value) if isinstance(value, list) else -1) for name, value in inputs.items())
         return Reply(cid, reply, check_booleans(self._view(reply.parameters, f"node {cid}")), size, form, inputs)
 

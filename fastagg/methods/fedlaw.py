@@ -76,7 +76,7 @@ class FedLAW(GlobalAggregator):
 
     name = "fedlaw"
     paper = "Li et al., ICML 2023"
-    reads = "weights"  # the models on proxy data, not their Gram, which the result has for free
+    reads = "models"  # on proxy data; the Gram is for the result only
     round_inputs = (
         RoundInput(
             "proxy", "proxy data, an iterable of (input, target) batches", required=True, per_client=False,

@@ -35,7 +35,7 @@ class FedAvgM(ServerOptimiser):
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
     """
 
     name = "fedavgm"
@@ -87,7 +87,7 @@ class FedAdam(_Adaptive):
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
     """
 
     name = "fedadam"
@@ -108,7 +108,7 @@ class FedYogi(_Adaptive):
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
     """
 
     name = "fedyogi"
@@ -130,7 +130,7 @@ class FedAdagrad(_Adaptive):
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
-    Only parameters take such steps; buffers are averaged. .weights are those of the method.
+    Only parameters take such steps; buffers become what the method of the weights makes of them, by default their mean.
     """
 
     name = "fedadagrad"

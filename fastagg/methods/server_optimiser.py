@@ -82,8 +82,18 @@ class ServerOptimiser(GlobalAggregator):
         if state.moments:
             check_form(self.name, layout, state.moments["m"])
         weights, of_weights = self._weigh(cohort, inputs)
+        if weights.others_for is not None and not np.array_equal(weights.others_for, ~layout.is_param):
+            raise InputError(
+                f"{self.name}: the method of its weights takes other tensors for parameters; pass params= the model"
+            )
         wide = cohort.access.any(self.reads_twice(layout))
-        [result] = cohort.mix(weights if wide else _less_global(weights))
+        try:
+            [result] = cohort.mix(weights if wide else _less_global(weights))
+        except InputError as error:
+            better = error if self._method is None else self._method.explain(cohort, error, **inputs)
+            if better is error:
+                raise
+            raise better from error
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
         deltas = cohort.wide_updates(weights) if wide else dict(values)
         with one_thread():
@@ -192,8 +202,10 @@ class ServerOptimiser(GlobalAggregator):
         return 1 if self._method is None else self._method.min_clients
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
+        parameters = list(parameters)
         width = [numel * (8 if dtype == torch.float64 else 4) for numel, dtype in parameters]
-        return 2 * len(self.moments) * sum(width) + 4 * max(width, default=0)  # old and new; those of a step
+        more = 0 if self._method is None else self._method.bytes_needed(parameters)
+        return 2 * len(self.moments) * sum(width) + 4 * max(width, default=0) + more  # old and new; those of a step
 
     def state_dict(self) -> dict[str, Any]:
         """The moments as float32 or float64 tensors by key: {"method": .., "m": {key: tensor}, "v": {key: tensor}}.
@@ -209,6 +221,8 @@ class ServerOptimiser(GlobalAggregator):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, self.moments if self._method is None else (*self.moments, "weights"))
+        if self._method is None and "weights" in state:
+            raise InputError(f"{self.name} state: it has the state of a method that gives the weights; pass weights=")
         loaded: Moments = {}
         for moment in self.moments:
             if not isinstance(state[moment], Mapping):
@@ -252,6 +266,9 @@ def _weights_from(name: str, given: str | Mapping[str, Any] | Aggregator) -> Agg
         method = given
     else:
         raise ValueError(f"{name}: weights={given!r}; expected the name of a method, or an aggregator")
+    ignored = [f.name for f in dataclasses.fields(Aggregator) if f.init and getattr(method, f.name) != f.default]
+    if ignored:
+        raise ValueError(f"{name}: give {', '.join(ignored)} to {name} itself, not to the method of its weights")
     if method.produces != "global" or type(method).combine is not Aggregator.combine:
         raise ValueError(f"{name}: weights={method.name!r} does not give weights for one global model")
     return method

@@ -64,8 +64,8 @@ class Simulation:
         """Trains and aggregates once; returns what is recorded of it"""
         o, r = self.options, self.round + 1
         clock = Clock()
-        asked = self.chosen(r)
-        present = [k for k in asked if self.draw(DROPOUT, r, k).random() >= o.dropout] or asked[:1]
+        invited = self.chosen(r)
+        present = [k for k in invited if self.draw(DROPOUT, r, k).random() >= o.dropout] or invited[:1]
         lr = o.lr * o.lr_decay ** (r - 1)
         jobs = [self.job(r, k) for k in present]
         with clock("train"):
@@ -80,7 +80,7 @@ class Simulation:
         here = [i for i, k in enumerate(present) if k not in getattr(result, "dropped", ())]
         present, updates = [present[i] for i in here], [updates[i] for i in here]  # what is recorded is of these
         record = {
-            "round": r, "lr": lr, "clients": present, "lost": sorted(set(asked) - set(present)),
+            "round": r, "lr": lr, "clients": present, "lost": sorted(set(invited) - set(present)),
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
@@ -100,7 +100,7 @@ class Simulation:
         return updates
 
     def chosen(self, r: int) -> list[int]:
-        """The clients asked in round r"""
+        """The clients invited in round r"""
         o = self.options
         count = max(1, round(o.participation * o.clients))
         if o.selection == "random":
@@ -165,7 +165,8 @@ class Simulation:
         for number in sorted({self.model_of[k] for k in present}):
             here = [i for i, k in enumerate(present) if self.model_of[k] == number]
             ids, model = [present[i] for i in here], self.models[number]
-            result = self.merged(model, ids, [updates[i] for i in here], {})
+            mine = [updates[i] for i in here]
+            result = self.merged(model, ids, mine, self.round_inputs(ids, mine))
             for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
                 place = number if n == 0 else len(self.models)
                 self.models[place:] = [dict(new), *self.models[place + 1 :]]

@@ -165,3 +165,33 @@ def test_a_client_that_is_left_out_is_not_written_to():
     with pytest.raises(fastagg.InputError, match=r"out: key 'fc\.bias' shares memory with an input"):
         fastagg.fedavg(g, clients, out=out, on_bad_client="drop")
     assert torch.equal(clients[BAD]["fc.bias"], before["fc.bias"])
+
+
+def test_inputs_by_id_and_iterators():
+    g, clients = cohort()
+    not_finite(clients[BAD])
+    logits = {name: 0.1 * k for k, name in enumerate(IDS)}
+    server = fastagg.aggregator("fedawa", on_bad_client="drop")
+    result = server.aggregate(g, clients, client_ids=IDS, logits=logits)
+    assert result.logits[BAD] == pytest.approx(0.1 * BAD)
+    sizes = [1.0, 2.0, math.nan, 4.0, 5.0, 6.0, 7.0]
+    with pytest.raises(fastagg.BadClientError, match="client 2: its entry in sizes is nan"):
+        fastagg.fedavg(g, clients, iter(sizes))
+    assert list(fastagg.fedavg(g, clients, iter(sizes), on_bad_client="drop").dropped) == [BAD]
+    with pytest.raises(fastagg.InputError, match=r"client 2 \(id 'a'\): its entry in logits is nan"):
+        server.aggregate(g, clients, client_ids=IDS, logits=logits | {"a": math.nan})
+    with pytest.raises(fastagg.InputError, match="logits: expected as many numbers for every client"):
+        server.aggregate(g, clients, client_ids=IDS, logits=logits | {"a": [1.0, 2.0]})
+
+
+def test_valid_entries_decide_what_is_usual():
+    g, clients = cohort()
+    result = fastagg.fedavg(g, clients, [1, 2, 3, [1, 2], [1, 2], [1, 2], [1, 2]], on_bad_client="drop")
+    assert sorted(result.dropped) == [3, 4, 5, 6]
+
+
+def test_a_form_that_cannot_be_aggregated_at_all():
+    clients = [{"w": torch.ones(2, dtype=torch.complex64)}, {"w": torch.ones(2)}]
+    result = fastagg.fedavg(None, clients, on_bad_client="drop")
+    assert "complex64" in result.dropped[0]
+    assert torch.equal(result["w"], torch.ones(2))

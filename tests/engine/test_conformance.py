@@ -92,14 +92,14 @@ def test_reads_and_products_are_as_declared(name, more, monkeypatch):
     server = fastagg.aggregator(name, **OPTIONS[name], **more)
     g, clients = cohort()
     inputs = round_inputs(name)
-    pairs = server.reads == "pairs" or more.get("weights") == "krum"
+    pairs = server.reads == "pairs"
     access = Watched(pairs)
     if not pairs:  # that distances kept their digits is decided by the engine, from the whole Gram
         monkeypatch.setattr("fastagg._engine.cohort.Cohort.distance_gram", lambda self, by=False: self.gram(by))
     layout = access.build(g, clients).layout
     result, _ = rounds.run(server, access, g, clients, None, None, None, inputs)
     assert tuple(access.read) == server.passes(layout, inputs)
-    if server.reads == "weights" and not more and name != "fedlaw":
+    if server.reads == "weights" and not more:
         assert access.read == ["mix"]
         assert result.gram is None
 
@@ -107,7 +107,7 @@ def test_reads_and_products_are_as_declared(name, more, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_whole(name):
     cls = registry()[name]
-    assert cls.reads in ("weights", "products", "pairs")
+    assert cls.reads in ("weights", "products", "pairs", "models")
     assert cls.produces in ("global", "personalised", "clusters")
     options, inputs = cls.example_round(K)
     server = cls(**options)

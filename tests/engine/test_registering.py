@@ -13,7 +13,7 @@ import torch
 
 import fastagg
 from fastagg._engine import registry
-from fastagg.extend import GlobalAggregator, PersonalisedAggregator, Range, RoundInput
+from fastagg.extend import ClientValue, GlobalAggregator, PersonalisedAggregator, Range, RoundInput, Weights
 from helpers.cohort import assert_same_bits, make
 
 
@@ -91,9 +91,102 @@ def test_what_cannot_be_registered(known):
         (type("NoPaper", (GlobalAggregator,), {**facts("x"), "paper": "", "__doc__": "It."}), "paper is empty"),
         (type("NoDoc", (GlobalAggregator,), facts("x")), "has no docstring"),
         (type("Idle", (PersonalisedAggregator,), {"name": "x", "paper": "p", "__doc__": "It."}), "neither weigh"),
+        (
+            type("Gramm", (GlobalAggregator,), {**facts("gram"), "__doc__": "It."}),
+            "'gram' is the name of something else",
+        ),
+        (type("Gram", (GlobalAggregator,), {**facts("x"), "__doc__": "It."}), "'Gram' is the name of something else"),
+        (type("M", (GlobalAggregator,), {**facts("methods"), "__doc__": "It."}), "'methods' is the name of something"),
+        (with_input("sizes"), "the round input 'sizes' has the name of another argument"),
+        (with_input("params"), "the round input 'params' has the name"),
+        (unreadable(), "annotations of Unreadable cannot be read: name 'Nope' is not defined"),
     ):
         with pytest.raises(TypeError, match=message):
             fastagg.register(cls)
+    with pytest.raises(ValueError, match=r"there is a method 'fedavg' already: fastagg\.methods\.fedavg"):
+        fastagg.register(type("Mine", (GlobalAggregator,), {**facts("fedavg"), "__doc__": "It."}))
+
+
+def with_input(name):
+    return type("Odd", (GlobalAggregator,), {**facts("x"), "round_inputs": (RoundInput(name),), "__doc__": "It."})
+
+
+def unreadable():
+    class Unreadable(GlobalAggregator):
+        """It."""
+
+        name, paper = "x", "p"
+        option: Nope | None = None  # noqa: F821
+
+        def weigh(self, cohort):
+            return cohort.shares
+
+    return Unreadable
+
+
+def test_a_class_that_has_changed_takes_the_place_of_the_former(known):
+    def made(value):
+        cls = type("Uniform", (Uniform,), {"scale": value, "__doc__": "It.", "__module__": "a_notebook"})
+        cls.__qualname__ = "Uniform"
+        return fastagg.register(cls)
+
+    first = made(0.5)
+    assert fastagg.Uniform is first
+    second = made(0.25)
+    assert fastagg.Uniform is second
+    assert type(fastagg.aggregator("uniform")) is second
+
+
+def test_threads_that_ask_first_at_once():
+    code = """
+import threading
+import torch, fastagg
+from fastagg._engine import registry
+failed = []
+def ask():
+    try:
+        fastagg.aggregator("weiavg"), fastagg.weiavg
+    except Exception as error:
+        failed.append(error)
+import sys
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=ask) for _ in range(6)]
+[t.start() for t in threads], [t.join() for t in threads]
+assert not failed, failed
+"""
+    subprocess.run([sys.executable, "-c", code.replace("import torch, fastagg", "import fastagg")], check=True)
+
+
+def test_results_of_other_kinds(known):
+    g, clients = make(4, {"a.weight": (5, 4), "b.weight": (3,)})
+
+    class Scored(Uniform):
+        """With an array."""
+
+        client_values = (ClientValue("score"),)
+
+        def weigh(self, cohort, factors=None):
+            return Weights(cohort.shares, about={"score": np.arange(cohort.K) * 1.0})
+
+    assert Scored().aggregate(g, clients).score.tolist() == [0, 1, 2, 3]
+    assert Scored().aggregate(g, clients, client_ids=list("dcba")).score.tolist() == [3, 2, 1, 0]
+
+    class Layers(Uniform):
+        """Of too many layers."""
+
+        def weigh(self, cohort, factors=None):
+            return np.ones((3, cohort.K))
+
+    class Few(PersonalisedAggregator):
+        """Too few models."""
+
+        def weigh(self, cohort):
+            return np.ones((2, cohort.K))
+
+    with pytest.raises(ValueError, match="for 3 layers, the model has 2"):
+        Layers().aggregate(g, clients)
+    with pytest.raises(ValueError, match="expected a row per client"):
+        Few().aggregate(g, clients)
 
 
 def facts(name):

@@ -137,3 +137,35 @@ def test_a_method_that_remembers_its_own_model_is_refused():
     server = fastagg.aggregator("fedadam", weights={"method": "centred_clipping", "center": "previous"})
     with pytest.raises(fastagg.InputError, match="remembers its own model, and gives no weights"):
         run("fedadam", *cohort(), server=server)
+
+
+def test_a_method_with_other_parameters_is_refused():
+    """FedLAW takes the module's parameters; a float buffer would be added to itself"""
+    module = torch.nn.Linear(24, 4)
+    module.register_buffer("scale", torch.full((3,), 5.0))
+    g = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    clients = [{key: value + 0.01 * k for key, value in g.items()} for k in range(3)]
+    batches = [(torch.randn(8, 24), torch.randint(4, (8,)))]
+    inner = {"method": "fedlaw", "model": module, "epochs": 1, "progress": False}
+    with pytest.raises(fastagg.InputError, match="takes other tensors for parameters; pass params="):
+        fastagg.aggregator("fedavgm", weights=inner).aggregate(g, clients, proxy=batches)
+    result = fastagg.aggregator("fedavgm", weights=inner, params=module).aggregate(g, clients, proxy=batches)
+    assert (result["scale"] - 5).abs().max() < 0.03
+
+
+def test_options_that_would_be_ignored_are_refused():
+    for options in ({"params": ["fc.weight"]}, {"layers": str}, {"on_bad_client": "drop"}):
+        with pytest.raises(ValueError, match=f"fedadam: give {next(iter(options))} to fedadam itself"):
+            fastagg.aggregator("fedadam", weights=fastagg.FedAWA(**options))
+    with pytest.raises(ValueError, match="fedadam: it trains whole models"):
+        fastagg.aggregator("fedadam", weights="fedlaw", group=True)
+    state = fastagg.aggregator("fedadam", weights="fedadp").state_dict()
+    with pytest.raises(fastagg.InputError, match="the state of a method that gives the weights"):
+        fastagg.aggregator("fedadam").load_state_dict(state)
+
+
+def test_what_the_method_says_of_a_failure():
+    g, clients = cohort()
+    steps = [1.0] * (K - 1) + [1e-200]
+    with pytest.raises(fastagg.InputError, match="local steps, the median client"):
+        fastagg.fedavgm(g, clients, weights="fednova", local_steps=steps)

@@ -7,9 +7,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, suggest
 from fastagg._engine.files.file_result import FileResult
-from fastagg._engine.files.mapped import MappedModel, open_model
+from fastagg._engine.files.mapped import MappedModel, client_name_of, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
 from fastagg._engine.files.streamed import InFiles, Progress
@@ -86,12 +87,17 @@ class Job:
         if not self.models:
             raise InputError("no clients: no file was given")
         self.ids = _ids(self.models, client_ids)
-        self.sizes = sizes
+        self.sizes = _kept(sizes)
+        self.inputs = {name: _kept(value) for name, value in self.inputs.items()}
         self._check_inputs()
         self.target = Target(Path(out_path), self.server.produces, self.ids, self.shape_of)
         self.target.check(self.clients, self.center, self.shape_of.bytes)
+        unusable = [model.path for model in self.models if isinstance(model, Unusable)]
+        for path in unusable:
+            self.target.refuse(path, "a client")
         models = [*self.clients, *([self.center] if self.center else [])]
         self.read_paths = [path for model in models for path in (model.path, *(file.path for file in model.files))]
+        self.read_paths += unusable
         self.state: StateFile | None = None
         self.begun = False  # to replace files
         self._check_memory()
@@ -101,9 +107,11 @@ class Job:
         try:
             return open_model(path)
         except InputError as error:
-            if self.server.on_bad_client == "raise":
+            if self.server.on_bad_client == "raise" or not os.path.lexists(
+                path
+            ):  # a name that is mistyped is no client
                 raise
-            return Unusable(Path(path), Path(path).stem, error)
+            return Unusable(Path(path), client_name_of(Path(path)), error)
 
     @property
     def clients(self) -> list[MappedModel]:
@@ -117,7 +125,10 @@ class Job:
     @property
     def shape_of(self) -> MappedModel:
         """The model that sets the form of the new one"""
-        return self.center or self.clients[0]
+        if self.center is not None:
+            return self.center
+        clients = self.clients
+        return clients[tables.most_usual([client.tensors for client in clients], range(len(clients)))]
 
     @property
     def tensors(self) -> tuple[dict[str, torch.Tensor] | None, list[Any]]:
@@ -161,7 +172,8 @@ class Job:
         try:
             found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
             result = FileResult(self.server.name, self.ids)
-            for name in ("weights", "mixing", "layers", "gram", "clusters", "dropped"):
+            about = ("weights", "mixing", "layers", "gram", "clusters", "dropped")
+            for name in (*about, *(value.name for value in self.server.client_values)):
                 setattr(result, name, getattr(found, name, None))
             if report is not None and result.gram is None and g is not None:
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
@@ -231,7 +243,8 @@ class Job:
             len(self.ids) if server.produces == "personalised" else 1,
         )
         return {
-            "method": server.name, "clients": self.ids, "tensors": table.T, "layers": len(table.layout.layers),
+            "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],
+            "tensors": table.T, "layers": len(table.layout.layers),
             "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients),
             "passes": len(passes),
             "slabs": [self._slabs(kind, table, written) for kind in passes], "models_written": written,
@@ -251,10 +264,8 @@ class Job:
 
     def _metadata(self, weights: np.ndarray, layers: Sequence[str], dropped: Sequence[Any]) -> dict[str, str]:
         """What a new model's file says of it, after what the global model's says"""
-        from fastagg import __version__
-
         about = {
-            "version": __version__, "method": self.server.name, "options": json.dumps(self.options, default=str),
+            "version": version("fastagg"), "method": self.server.name, "options": json.dumps(self.options, default=str),
             "clients": json.dumps(self.ids), "dropped": json.dumps(list(dropped)),
         }  # fmt: skip
         if self.state is not None:
@@ -282,6 +293,11 @@ class Job:
                 f"{self.server.name} keeps its moments in memory, and computes new ones from them: that takes "
                 f"{need / 1e9:.2g} GB, memory allows {self.memory / 1e9:.2g} GB"
             )
+
+
+def _kept(given: Any) -> Any:
+    """What can be read once is read now"""
+    return list(given) if isinstance(given, Iterator) else given
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,7 @@ class MappedModel:
 def open_model(path: str | os.PathLike) -> MappedModel:
     """A .safetensors file, the index of a sharded model, or a folder that holds one of the two"""
     path = Path(path)
-    inside, name = _model_in(path), path.stem
-    if path.is_dir() or path.name.endswith(".index.json"):
-        name = inside.absolute().parent.name
+    inside, name = _model_in(path), client_name_of(path)
     if not inside.name.endswith(".index.json"):
         file = MappedFile(inside)
         return MappedModel(inside, name, [file], file.tensors)
@@ -128,6 +126,13 @@ def open_model(path: str | os.PathLike) -> MappedModel:
     for key in listed.keys() - tensors.keys():
         raise InputError(f"{inside}: key {key!r} is not in {listed[key]}")
     return MappedModel(inside, name, shards, tensors)
+
+
+def client_name_of(path: Path) -> str:
+    """What a client is called by default: its file without the ending, or the folder that was given"""
+    if path.is_dir():
+        return path.absolute().name
+    return path.absolute().parent.name if path.name.endswith(".index.json") else path.stem
 
 
 def read_index(path: Path) -> dict[str, str]:
