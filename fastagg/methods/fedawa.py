@@ -83,7 +83,9 @@ class FedAWA(GlobalAggregator):
 
     name = "fedawa"
     paper = "Shi et al., CVPR 2025"
-    reads = "products"  # of the Gram with the weights, and with the weights over distances
+    # Of the Gram with the weights, and with the weights over distances. Whether "paper" needs a Gram of another center
+    # is for the engine to decide (Cohort.distance_gram), which looks at pairs for that as long as it has the matrix.
+    reads = "products"
     round_inputs = (
         RoundInput("logits", "the logits to start from", client_axis=-1, entry_dims=None, from_clients=False),
     )

@@ -41,7 +41,7 @@ def option(default: Any, shown: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run: a method, a seed, and all else that its curve depends on."""
+    """One run: a method, a seed, and everything else that its curve depends on."""
 
     method: str = option("fedavg", "aggregation method, as listed by `fastagg methods`, or " + ", ".join(ALIASES))
     options: dict[str, Any] = field(

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 import fastagg
@@ -94,7 +95,7 @@ def whole_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any]) -
     """What a server remembers, with tensors by the model's keys gathered from the ranks' parts"""
     cut = cut_of(peers, model)
     return {
-        name: redistribute.gather(peers, cut, value, None, 64 << 20) if isinstance(value, Mapping) else value
+        name: redistribute.gather(peers, cut, value, None, 64 << 20) if _is_by_key(value) else value
         for name, value in state.items()
     }
 
@@ -104,9 +105,14 @@ def part_of_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any])
     cut = cut_of(peers, model)
     return {
         name: {key: piece.clone() for key, piece in cut.part(peers.rank, value).items()}
-        if isinstance(value, Mapping) else value
+        if _is_by_key(value) else value
         for name, value in state.items()
     }  # fmt: skip
+
+
+def _is_by_key(value: Any) -> bool:
+    """Tensors by the model's keys, and not the state of the method that gives a server optimiser its weights"""
+    return isinstance(value, Mapping) and all(isinstance(entry, torch.Tensor) for entry in value.values())
 
 
 def cut_of(peers: Peers, model: Mapping[str, Any]) -> redistribute.Cut:

@@ -150,6 +150,8 @@ def shown(value: Any) -> str:
     """An option, size or id for a comparison of the ranks: the same words for what is the same"""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
+    if isinstance(value, Mapping):
+        return brief(repr(sorted((str(key), shown(entry)) for key, entry in value.items())))
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().double().numpy()
     try:

@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from fastagg._engine import atomic, saved
 from fastagg._engine.files.mapped import MappedModel
 from fastagg._engine.table import InputError
@@ -106,7 +109,7 @@ def fingerprint(what: Any, models: Iterable[MappedModel]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray | np.generic) else str(value)
 
 
 def _number(metadata: dict[str, str]) -> int:
