@@ -1,7 +1,9 @@
 // fastagg._cpu: integers in, GIL released. Sizes are checked here, so that no call can read past an index array.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -34,7 +36,7 @@ Table table_of(const Array<int64_t>& client, const Array<int64_t>& numel, const 
 }
 
 Gram gram_of(const Table& t, const Array<int64_t>& center, const Array<int32_t>& layer, bool per_layer,
-             Array<double>& out) {
+             Array<double>& out, int64_t columns) {
   require(center.size() == t.tensors && layer.size() == t.tensors, "center and layer must be [T]");
   int64_t layers = 0;
   for (int64_t i = 0; i < t.tensors; ++i) {
@@ -42,20 +44,22 @@ Gram gram_of(const Table& t, const Array<int64_t>& center, const Array<int32_t>&
     require(layer.data()[i] < 0 || is_floating(t.dtype[i]), "an integer tensor cannot enter the Gram");
   }
   int64_t R = t.clients + 1;
-  require(out.ndim() == 3 && out.shape(1) == R && out.shape(2) == R, "out must be [layers or 1, K+1, K+1]");
+  require(out.ndim() == 3 && out.shape(1) == R && out.shape(2) == columns, "out must be [layers or 1, K+1, columns]");
   require(per_layer ? out.shape(0) >= layers : out.shape(0) == 1, "out has too few layers");
   return {layer.data(), per_layer ? out.shape(0) : layers, per_layer, out.mutable_data()};
 }
 
-Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& row, const Array<int64_t>& out,
-           Array<uint8_t>& not_finite) {
+Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& row,
+           const std::optional<Array<int64_t>>& out, Array<uint8_t>& not_finite) {
   require(weights.ndim() == 3 && weights.shape(2) == t.clients, "weights must be [rows, M, K]");
   require(row.size() == t.tensors, "row must be [T]");
   for (int64_t i = 0; i < t.tensors; ++i)
     require(row.data()[i] >= 0 && row.data()[i] < weights.shape(0), "row out of range");
-  require(out.ndim() == 2 && out.shape(0) == weights.shape(1) && out.shape(1) == t.tensors, "out must be [M, T]");
+  require(!out || (out->ndim() == 2 && out->shape(0) == weights.shape(1) && out->shape(1) == t.tensors),
+          "out must be [M, T]");
   require(not_finite.size() == t.tensors, "not_finite must be [T]");
-  return {weights.data(), row.data(), weights.shape(1), reinterpret_cast<void* const*>(out.data()),
+  return {weights.data(), row.data(), weights.shape(1),
+          out ? reinterpret_cast<void* const*>(out->data()) : nullptr,
           not_finite.mutable_data()};
 }
 
@@ -89,7 +93,7 @@ PYBIND11_MODULE(_cpu, m) {
       "gram",
       [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> out, int threads) {
         Table t = table_of(client, numel, dtype, center.data());
-        Gram g = gram_of(t, center, layer, per_layer, out);
+        Gram g = gram_of(t, center, layer, per_layer, out, t.clients + 1);
         without_gil([&] { gram(t, g, at_least_one(threads)); });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(out), ARG(threads));
@@ -109,11 +113,25 @@ PYBIND11_MODULE(_cpu, m) {
       [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> gram_out,
          const Array<double>& weights, A32 row, A64 out, Array<uint8_t> not_finite, int threads) {
         Table t = table_of(client, numel, dtype, center.data());
-        Gram g = gram_of(t, center, layer, per_layer, gram_out);
+        Gram g = gram_of(t, center, layer, per_layer, gram_out, t.clients + 1);
         Mix x = mix_of(t, weights, row, out, not_finite);
         without_gil([&] { gram_mix(t, g, x, at_least_one(threads)); });
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(gram_out), ARG(weights),
+      ARG(row), ARG(out), ARG(not_finite), ARG(threads));
+
+  m.def(
+      "gram_times",
+      [](A64 client, A64 numel, A32 dtype, A64 center, A32 layer, bool per_layer, Array<double> products,
+         const Array<double>& weights, A32 row, std::optional<Array<int64_t>> out, Array<uint8_t> not_finite,
+         int threads) {
+        Table t = table_of(client, numel, dtype, center.data());
+        require(weights.ndim() == 3, "weights must be [rows, M, K]");
+        Gram g = gram_of(t, center, layer, per_layer, products, 2 + weights.shape(1));
+        Mix x = mix_of(t, weights, row, out, not_finite);
+        without_gil([&] { gram_times(t, g, x, at_least_one(threads)); });
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(products), ARG(weights),
       ARG(row), ARG(out), ARG(not_finite), ARG(threads));
 
   m.def(
@@ -146,6 +164,8 @@ PYBIND11_MODULE(_cpu, m) {
     return without_gil([&] { return fma_peak(iterations, at_least_one(threads)); });
   });
 
+  m.def("cache_bytes", &cache_bytes);
+  m.def("set_cache_bytes", &set_cache_bytes, py::arg("n"));
   m.def("simd_level", &simd_level);
   m.def("simd_best", &simd_best);
   m.def("set_simd", &set_simd);

@@ -46,6 +46,11 @@ void gram(const Table&, const Gram&, int threads);
 void mix(const Table&, const Mix&, int threads);
 void gram_mix(const Table&, const Gram&, const Mix&, int threads);  // both in one pass over the clients
 
+// Products of the Gram with the weights, without the Gram: O(K) operations per element instead of O(K^2). With rows
+// r = [g, w_1 - g, ..., w_K - g] and u_m = sum_k weights[row[t]][m][k] (w_k - g), gram.out is [layers or 1, K+1, 2 + M]:
+// <r, r>, <r, g> and <r, u_1>, ..., <r, u_M>. If mix.out is not null, the weighted sums are written as well.
+void gram_times(const Table&, const Gram&, const Mix&, int threads);
+
 // out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its
 // weights.
 void dots(const Table&, const void* const* left, const int32_t* row, int64_t rows, int64_t M, double* out, int threads);
@@ -60,6 +65,9 @@ double fma_peak(int64_t iterations, int threads);
 // Interrupted, its outputs half written. Null, as it is at first: nobody asks.
 extern bool (*interrupted)();
 struct Interrupted {};
+
+int64_t cache_bytes();            // of a core's own cache, by which work is cut; results do not depend on it
+void set_cache_bytes(int64_t n);  // for tests; 0: what this machine says
 
 const char* simd_level();          // the level in use
 const char* simd_best();           // the highest level this CPU has

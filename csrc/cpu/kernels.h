@@ -35,12 +35,28 @@ struct MixChunk {
   int64_t out_stride;
   int64_t begin, count;
   bool streaming;  // bypass the cache when storing: the outputs do not fit in it
+  int64_t run;     // elements of a client read in one go, a multiple of 64
+  void* sums;      // 8 bytes for each of them, 64-byte aligned
+};
+
+// Products with u_m = sum_k weights[m][k] (client[k] - center), over elements [begin, begin + count) of one tensor. Of
+// the rows r = [center, client[0] - center, ...], *added* to products[r * (2 + M) + ..]: <r, r>, <r, center>, and
+// scale[m] <r, u_m>. mix says what u is the sum of, and where the weighted sums go, if anywhere (mix.out not null).
+struct TimesPiece {
+  MixChunk mix;         // mix.run is at least mix.count
+  bool wide;            // convert to float64 before multiplying
+  const void* center;
+  const double* total;  // [M] sums of the weights
+  const double* scale;  // [M] powers of two
+  void* scratch;        // times_scratch_bytes(count, clients), 64-byte aligned
+  double* products;     // [K + 1, 2 + M]
 };
 
 struct Kernels {
   const char* name;
   void (*row_products)(const RowProducts&);
-  bool (*mix)(const MixChunk&);  // whether all that was stored is finite
+  bool (*mix)(const MixChunk&);           // whether all that was stored is finite
+  bool (*gram_times)(const TimesPiece&);  // the same
   uint64_t (*read)(const void* p, size_t bytes);
   double (*fma_peak)(int64_t iterations);
 };
@@ -54,6 +70,11 @@ inline size_t packed_bytes(int rows) { return size_t(rows + 4) * row_bytes; }
 inline size_t scratch_bytes(int na, int nb) {  // packed rows, and a vector of at most 64 bytes for every product
   size_t products = nb ? size_t(na + 4) * (nb + 4) : size_t(na + 8) * (na + 8) / 2;
   return packed_bytes(na + nb) + products * 64;
+}
+
+// u and the center, of 8 bytes an element at most; and the last elements of all clients, padded to whole vectors
+inline size_t times_scratch_bytes(int64_t count, int64_t clients) {
+  return size_t(count + 64) * 16 + size_t(clients + 2) * (128 + sizeof(void*));
 }
 
 }  // namespace fastagg

@@ -111,18 +111,25 @@ int64_t mix_groups(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename
   return k;
 }
 
-// One output. Clients are read 8 KB at a time, eight at once: as many streams as the hardware prefetcher keeps up with.
-// Four at once take 8 % longer, all of K = 20 side by side twice as long (Zen 3).
-template <class S> VU mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
-  using X = Mixing<S>;
-  typename X::A acc[stretch<S> / lanes * X::parts];
-  int64_t k = mix_groups<S, 8>(p, 0, at, n, acc);
-  k = mix_groups<S, 4>(p, k, at, n, acc);
+// acc[0..n) = the weighted sum of all clients, elements from `at`; one output. A run of several clients is read side by
+// side.
+template <class S> void sum_clients(const MixChunk& p, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+  int64_t k = mix_groups<S, 4>(p, 0, at, n, acc);
+  k = mix_groups<S, 2>(p, k, at, n, acc);
   mix_groups<S, 1>(p, k, at, n, acc);
-  S* out = (S*)p.out[0] + at;
+}
+
+template <class S> VU store_sums(S* out, int64_t n, const typename Mixing<S>::A* acc, bool stream) {
+  using X = Mixing<S>;
   VU finite = ~VU{};
   for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) finite &= X::store(out + e, acc + v, stream);
   return finite;
+}
+
+template <class S> VU mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
+  auto* acc = (typename Mixing<S>::A*)p.sums;
+  sum_clients<S>(p, at, n, acc);
+  return store_sums((S*)p.out[0] + at, n, acc, stream);
 }
 
 template <class S> VU mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
@@ -150,8 +157,9 @@ template <class S> bool mix(const MixChunk& p) {
     stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
   int64_t at = p.begin;
   VU finite = ~VU{};
-  while (at + lanes <= end) {  // several outputs: a stretch of every client stays in cache for all of them
-    int64_t stop = at + least(stretch<S>, (end - at) / lanes * lanes), m = 0;
+  const int64_t run = p.outputs == 1 ? p.run : 8192 / sizeof(S);  // several: the clients' stays in cache for all of them
+  while (at + lanes <= end) {
+    int64_t stop = at + least(run, (end - at) / lanes * lanes), m = 0;
     if (p.outputs == 1) finite &= mix_one<S>(p, at, stop - at, stream), m = 1;
     for (; m + 4 <= p.outputs; m += 4) {
       int64_t e = at;

@@ -51,6 +51,18 @@ class Backend(Protocol):
         not_finite: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
+    def gram_times(
+        self,
+        table: Table,
+        layer: np.ndarray,
+        layers: int,
+        per_layer: bool,
+        weights: torch.Tensor,
+        row: np.ndarray,
+        out: list[list[torch.Tensor]] | None = None,
+        not_finite: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor: ...
 
 

@@ -47,6 +47,19 @@ def gram_mix(
     return torch.from_numpy(result)
 
 
+def gram_times(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]] | None = None, not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    w = _float64(weights)
+    products = np.empty((layers if per_layer else 1, table.K + 1, 2 + w.shape[1]))
+    _cpu.gram_times(
+        *_inputs(table), table.center_address, layer, per_layer, products, w, row,
+        None if out is None else _addresses(out), _not_finite_array(table, not_finite), torch.get_num_threads(),
+    )  # fmt: skip
+    return torch.from_numpy(products)
+
+
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
     result = np.empty((rows, len(left), table.K))
     _cpu.dots(*_inputs(table), _addresses(left), row, result, torch.get_num_threads())

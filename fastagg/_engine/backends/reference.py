@@ -61,6 +61,28 @@ def gram_mix(
     return gram(table, layer, layers, per_layer)
 
 
+def gram_times(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]] | None = None, not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Products of the Gram with M vectors, without the Gram: for the rows r = [g, w_1 - g, ..., w_K - g] and
+    u_m = sum_k weights[row[t], m, k] (w_k - g), the columns <r, r>, <r, g>, <r, u_1>, ..., <r, u_M>. [L, K+1, 2+M], or
+    [1, K+1, 2+M] summed over layers. With out, also what mix does with the same weights, in the same read.
+    """
+    assert table.center is not None
+    if out is not None:
+        mix(table, weights, row, out, not_finite)
+    weights = weights.to(_device(table))  # [S, M, K]
+    sums = torch.zeros(layers, table.K + 1, 2 + weights.shape[1], dtype=torch.float64, device=_device(table))
+    for t in np.flatnonzero(layer >= 0):
+        for g, w in _chunks(table.center[t], [client[t] for client in table.clients]):
+            rows = torch.cat([g[None], w - g])  # [K+1, n]
+            u = weights[row[t]] @ rows[1:]  # [M, n]
+            sums[layer[t], :, 0] += (rows * rows).sum(1)
+            sums[layer[t], :, 1:] += rows @ torch.cat([g[None], u]).T
+    return sums if per_layer else sums.sum(0, keepdim=True)
+
+
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
     """out[s, m, k] = sum over tensors t of row s of <left[m][t], w_k>: [S, M, K]"""
     out = torch.zeros(rows, len(left), table.K, dtype=torch.float64, device=_device(table))
