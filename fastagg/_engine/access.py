@@ -17,13 +17,19 @@ from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Layers, Out, Params, StateDict, Table
+from fastagg._engine.unformed import UnformedGram
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 
 class Access(Protocol):
-    """Every one of these raises BadClientError where a client is not finite, and names it"""
+    """Every one of these raises BadClientError where a client is not finite, and names it
+
+    pass_cost   what one pass over the clients costs, in reads of memory
+    """
+
+    pass_cost: float
 
     def together(self) -> AbstractContextManager[None]:
         """A round is computed in here: whatever fails, fails for all who take part in the computation"""
@@ -54,6 +60,13 @@ class Access(Protocol):
     def gram_mix(
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]: ...
+
+    def gram_times(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
+    ) -> tuple[UnformedGram, list[Result]]:
+        """Products of the Gram with the weights [S, M, K], in one read, without forming it. Tensors of one layer, or all
+        if not layerwise, must have the same row. With mix, also the M models."""
+        ...
 
     def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
         """Replaces tensors of the results by what a rule of elementwise.py gives for the table's clients"""

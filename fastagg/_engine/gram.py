@@ -32,6 +32,9 @@ class Gram:
 
     .matrix          [K+1, K+1] of the rows [g, d_1, ..., d_K]; [L, K+1, K+1] if layer-wise
 
+    formed   whether there is a matrix. With many clients a method that compares no pairs computes only the products it
+             needs (fastagg.UnformedGram); gram="full" makes it form the Gram.
+
     numel    number of elements that the products run over; [L] if layer-wise
     layers   names of the L layers, or None
     absent   positions of clients that were left out of the round (see .dropped of a result). Their rows and columns are
@@ -41,6 +44,8 @@ class Gram:
     All methods below work on both forms; with layers, results have a leading [L]. The cosine of a zero vector is 0.
     """
 
+    formed: bool = True
+
     def __init__(
         self, matrix: Tensor, numel: Tensor | int, layers: tuple[str, ...] | None = None, absent: Sequence[int] = ()
     ) -> None:
@@ -48,6 +53,10 @@ class Gram:
         self.numel = numel if isinstance(numel, Tensor) else torch.tensor(numel, device="cpu")
         self.layers = layers
         self.absent = tuple(absent)
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
 
     @cached_property
     def host(self) -> Gram:
@@ -216,7 +225,7 @@ class Gram:
         """<d_k, u> / ||u||, the length of each update along u = sum_j weights_j d_j (default: the mean update): [K]"""
         if weights is None:
             weights = [1 / len(self.took_part)] * self.K  # of those who are absent, nothing is added
-        w = torch.as_tensor(weights, dtype=torch.float64, device=self.matrix.device)
+        w = torch.as_tensor(weights, dtype=torch.float64, device=self.device)
         along = self @ w
         length = (along * w).sum(-1, keepdim=True).clamp(min=0).sqrt()
         return _divide(along, length)

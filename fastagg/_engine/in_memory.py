@@ -15,12 +15,15 @@ from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Out, StateDict, Table
+from fastagg._engine.unformed import UnformedGram
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 
 class InMemory:
+    pass_cost = 1.5
+
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -45,6 +48,15 @@ class InMemory:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
         gram, results = kernels.gram_mix_of(table, layerwise, weights, row, out, check=True)
+        nonfinite.check_gram(table, gram)
+        return gram, results
+
+    def gram_times(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
+    ) -> tuple[UnformedGram, list[Result]]:
+        columns, results = kernels.gram_times_of(table, layerwise, weights, row, out, check=True, mix=mix)
+        numel = torch.from_numpy(table.layout.layer_numel)
+        gram = kernels.unformed(table, layerwise, columns.numpy(), weights, numel)
         nonfinite.check_gram(table, gram)
         return gram, results
 

@@ -1,4 +1,4 @@
-"""The three kernels on a table of models: gram, mix, gram_mix, by whichever backend serves the table's device."""
+"""The kernels on a table of models: gram, mix, gram_mix, gram_times, by whichever backend serves the table's device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fastagg._engine.gram import Gram
 from fastagg._engine.outputs import allocate, check_out, finish, list_of
 from fastagg._engine.result import Result
 from fastagg._engine.table import Out, Table
+from fastagg._engine.unformed import UnformedGram
 
 
 def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
@@ -45,6 +46,29 @@ def gram_mix_of(
     )
     nonfinite.check_outputs(table, marks)
     return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def gram_times_of(
+    table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *,
+    backend: str | None = None, check: bool = False, mix: bool = False,
+) -> tuple[torch.Tensor, list[Result]]:  # fmt: skip
+    """The columns of reference.gram_times, on the host: [L or 1, K+1, 2+M]; and with mix, the models"""
+    layout = table.layout
+    tensors, outs = _outputs(table, weights.shape[1], out) if mix else (None, [])
+    marks = nonfinite.marks(table, check and mix)
+    columns = backends.choose(table.device, backend).gram_times(
+        table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
+    )
+    nonfinite.check_outputs(table, marks)
+    return columns.cpu(), [finish(table, t, o) for t, o in zip(tensors or [], outs, strict=True)]
+
+
+def unformed(table: Table, layerwise: bool, columns: np.ndarray, weights: np.ndarray, numel: torch.Tensor) -> UnformedGram:
+    """The Gram that columns [L or 1, K+1, 2+M] for weights [S, M, K], rows(table, layerwise) of them, are of"""
+    if not layerwise:
+        return UnformedGram.of(columns[0], weights[0], numel.sum())
+    L = len(table.layout.layers)
+    return UnformedGram.of(columns, np.broadcast_to(weights[:L], (L, *weights.shape[1:])), numel, table.layout.layers)
 
 
 def _tensor(weights) -> torch.Tensor:

@@ -35,7 +35,7 @@ def check_gram(table: Table, gram: Gram, keys_of: KeysOf | None = None) -> None:
 
     keys_of   who knows which keys of a model are not finite, where this process has only a part of it
     """
-    if capturing(gram.matrix.device):
+    if capturing(gram.device):
         raise RuntimeError(
             "a CUDA graph is being captured: this method reads its Gram on the host, which a capture does not allow. "
             "Capture fastagg.gram, fastagg.mix or fastagg.gram_mix instead"
