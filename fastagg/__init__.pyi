@@ -15,6 +15,7 @@ from fastagg._engine.files.job import aggregate_files as aggregate_files
 from fastagg._engine.functions import client_vectors as client_vectors
 from fastagg._engine.functions import gram as gram
 from fastagg._engine.functions import gram_mix as gram_mix
+from fastagg._engine.functions import gram_times as gram_times
 from fastagg._engine.functions import mix as mix
 from fastagg._engine.gram import Gram as Gram
 from fastagg._engine.info import info as info
@@ -23,6 +24,7 @@ from fastagg._engine.registry import list_methods as list_methods
 from fastagg._engine.registry import register as register
 from fastagg._engine.result import Result as Result
 from fastagg._engine.result import Results as Results
+from fastagg._engine.unformed import UnformedGram as UnformedGram
 from fastagg.methods.centred_clipping import CentredClipping as CentredClipping
 from fastagg.methods.cfl import CFL as CFL
 from fastagg.methods.cwfedavg import CwFedAvg as CwFedAvg
@@ -67,6 +69,7 @@ def centred_clipping(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -105,6 +108,9 @@ def centred_clipping(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -125,6 +131,7 @@ def cfl(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -169,6 +176,9 @@ def cfl(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -186,6 +196,7 @@ def cwfedavg(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     class_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -226,6 +237,9 @@ def cwfedavg(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -245,6 +259,7 @@ def fedadagrad(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -280,6 +295,9 @@ def fedadagrad(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -300,6 +318,7 @@ def fedadam(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -336,6 +355,9 @@ def fedadam(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -352,6 +374,7 @@ def fedadp(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -385,6 +408,9 @@ def fedadp(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -402,6 +428,7 @@ def fedamp(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -439,6 +466,9 @@ def fedamp(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -454,6 +484,7 @@ def fedavg(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -481,6 +512,9 @@ def fedavg(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -499,6 +533,7 @@ def fedavgm(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -533,6 +568,9 @@ def fedavgm(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -556,6 +594,7 @@ def fedawa(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     logits: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -607,6 +646,9 @@ def fedawa(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -627,6 +669,7 @@ def feddisco(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     label_dist: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -665,6 +708,9 @@ def feddisco(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -689,6 +735,7 @@ def fedlaw(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -737,6 +784,9 @@ def fedlaw(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -753,6 +803,7 @@ def fednova(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     local_steps: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -788,6 +839,9 @@ def fednova(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -808,6 +862,7 @@ def fedyogi(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -844,6 +899,9 @@ def fedyogi(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -863,6 +921,7 @@ def geometric_median(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -900,6 +959,9 @@ def geometric_median(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -916,6 +978,7 @@ def krum(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -948,6 +1011,9 @@ def krum(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -965,6 +1031,7 @@ def ldawa(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -999,6 +1066,9 @@ def ldawa(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1016,6 +1086,7 @@ def multi_krum(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1049,6 +1120,9 @@ def multi_krum(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1066,6 +1140,7 @@ def simagg(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1098,6 +1173,9 @@ def simagg(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1115,6 +1193,7 @@ def simprox(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     lengths: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1148,6 +1227,9 @@ def simprox(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1164,6 +1246,7 @@ def weiavg(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     entropies: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1198,6 +1281,9 @@ def weiavg(
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1216,6 +1302,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> CentredClipping: ...
 @overload
@@ -1230,6 +1317,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> CFL: ...
 @overload
@@ -1241,6 +1329,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> CwFedAvg: ...
 @overload
@@ -1254,6 +1343,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAdagrad: ...
 @overload
@@ -1268,6 +1358,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAdam: ...
 @overload
@@ -1278,6 +1369,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAdp: ...
 @overload
@@ -1289,6 +1381,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAMP: ...
 @overload
@@ -1298,6 +1391,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAvg: ...
 @overload
@@ -1310,6 +1404,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAvgM: ...
 @overload
@@ -1327,6 +1422,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAWA: ...
 @overload
@@ -1341,6 +1437,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedDisco: ...
 @overload
@@ -1359,6 +1456,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedLAW: ...
 @overload
@@ -1369,6 +1467,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedNova: ...
 @overload
@@ -1383,6 +1482,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedYogi: ...
 @overload
@@ -1396,6 +1496,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> GeometricMedian: ...
 @overload
@@ -1406,6 +1507,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> Krum: ...
 @overload
@@ -1417,6 +1519,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> LDAWA: ...
 @overload
@@ -1428,6 +1531,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> MultiKrum: ...
 @overload
@@ -1439,6 +1543,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> SimAgg: ...
 @overload
@@ -1450,6 +1555,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> SimProx: ...
 @overload
@@ -1460,6 +1566,7 @@ def aggregator(
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> WeiAvg: ...
 @overload

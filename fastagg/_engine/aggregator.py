@@ -30,7 +30,7 @@ from fastagg._engine.weights import Weights
 R = TypeVar("R", Result, Results)
 Produces = Literal["global", "personalised", "clusters"]
 Reads = Literal["weights", "products", "pairs", "models"]
-Pass = Literal["gram", "mix", "gram_mix", "update"]
+Pass = Literal["gram", "mix", "gram_mix", "times", "times_mix", "update"]
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
@@ -47,6 +47,9 @@ class Aggregator(Generic[R]):
                     invalid.
                     "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
                     not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -80,6 +83,7 @@ class Aggregator(Generic[R]):
     params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
     on_bad_client: Literal["raise", "drop"] = "raise"
+    gram: Literal["auto", "full"] = "auto"
     group: Any = None
     # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
     state: Any = field(init=False, default=None, repr=False)
@@ -143,9 +147,16 @@ class Aggregator(Generic[R]):
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the
-        weighted update in more digits than 16-bit models have.
+        weighted update in more digits than 16-bit models have. Where a Gram is not formed, the engine makes "times",
+        its products with vectors, of "gram".
         """
         return ("mix",) if self.reads == "weights" else ("gram", "mix")
+
+    def products(self) -> int:
+        """How many products of the Gram with a vector a round needs, about; if it reads "products". Decides whether the
+        Gram is formed.
+        """
+        return 1
 
     def why_not_on_files(self) -> str:
         """Why the method cannot aggregate models in files; empty if it can"""

@@ -23,6 +23,7 @@ from fastagg._engine.outputs import check_out
 from fastagg._engine.remembered import check_form
 from fastagg._engine.result import Result
 from fastagg._engine.table import Out, StateDict, Table, as_tensor
+from fastagg._engine.unformed import UnformedGram
 from fastagg._engine.weights import Weights
 
 SERVER = -1  # the position of a model among the clients that nobody sent
@@ -39,9 +40,11 @@ class Cohort:
     """
 
     def __init__(
-        self, table: Table, shares: np.ndarray, ids: list[Any], access: Access, state: Any = None, out: Out = None
-    ) -> None:
+        self, table: Table, shares: np.ndarray, ids: list[Any], access: Access, state: Any = None, out: Out = None,
+        *, forms_gram: bool = True,
+    ) -> None:  # fmt: skip
         self.table, self.shares, self.ids, self.access, self.state, self.out = table, shares, ids, access, state, out
+        self.forms_gram = forms_gram
         self._rows = table  # the clients, and models of the server's own behind them
         self._grams: dict[bool, Gram] = {}
         self._distance_grams: dict[bool, Gram] = {}
@@ -70,15 +73,19 @@ class Cohort:
         """Where the clients are among those that the caller gave"""
         return self.table.given(range(self.K))
 
-    def gram(self, layerwise: bool = False) -> Gram:
-        """The Gram of the clients: one read, the first time"""
+    def gram(self, layerwise: bool = False, *, times: np.ndarray | None = None) -> Gram:
+        """The Gram of the clients: one read, the first time.
+
+        times   the vector that the method multiplies it with first, [K] or [L, K]. A Gram that is not formed computes
+                that product in the same read; default: 1/K for each client
+        """
         if layerwise not in self._grams:
-            self._grams[layerwise] = self._gram_of_rows(layerwise)
+            self._grams[layerwise] = self._gram_of_rows(layerwise, times)
         return self._grams[layerwise]
 
-    def _gram_of_rows(self, layerwise: bool) -> Gram:
+    def _gram_of_rows(self, layerwise: bool, times: np.ndarray | None) -> Gram:
         try:
-            return self.access.gram(self._rows, layerwise)
+            return self._gram_of(self._rows, layerwise, times)
         except nonfinite.NonFiniteError as error:
             if SERVER not in error.clients:
                 raise
@@ -87,12 +94,30 @@ class Cohort:
                 "too far away; make a new aggregator to start without it"
             ) from error
 
+    def _gram_of(self, table: Table, layerwise: bool, times: np.ndarray | None) -> Gram:
+        if self.forms_gram:
+            return self.access.gram(table, layerwise)
+        gram = self._times(table, layerwise, np.full(table.K, 1 / table.K) if times is None else times)
+        return self._opened(gram, table, layerwise)
+
+    def _times(self, table: Table, layerwise: bool, v: np.ndarray) -> UnformedGram:
+        """What one read tells of the Gram and its product with v, [K] or [L, K]"""
+        weights = np.array(np.atleast_2d(v)[:, None], dtype=np.float64)  # [S, 1, K]
+        return self.access.gram_times(table, layerwise, weights, kernels.rows(table, len(weights) > 1))[0]
+
+    def _opened(self, gram: UnformedGram, table: Table, layerwise: bool) -> UnformedGram:
+        """The same Gram, which reads the clients again for products with other vectors"""
+        gram.multiply = lambda v: self._times(table, layerwise, v) @ v
+        return gram
+
     def known_gram(self, layerwise: bool) -> Gram | None:
         """The Gram of the clients if it has been computed; for the result"""
         gram = self._grams.get(layerwise)
+        if isinstance(gram, UnformedGram):
+            gram = gram.closed()
         return gram if gram is None or self._rows is self.table else gram.part(range(self.K))
 
-    def distance_gram(self, layerwise: bool = False) -> Gram:
+    def distance_gram(self, layerwise: bool = False, *, times: np.ndarray | None = None) -> Gram:
         """The Gram to read distances between clients from: the same, or where clients are so much nearer to each other
         than to the global model that these have no digits left in it, one that is centred on a client.
 
@@ -100,7 +125,7 @@ class Cohort:
         near the others can bring about.
         """
         if layerwise not in self._distance_grams:
-            gram, table = self.gram(layerwise), self.table
+            gram, table = self.gram(layerwise, times=times), self.table
             epsilon = 2.0**-23 if self.access.any(not _all_float64(table)) else 2.0**-52
             for _ in range(2):
                 client = gram.clients_in_the_middle(epsilon)  # [1] or [L]
@@ -108,8 +133,9 @@ class Cohort:
                 if not lost.any():
                     break
                 table = _centred(table, client[kernels.rows(table, layerwise)])
-                again = self.access.gram(_only(table, lost) if layerwise else table, layerwise)
-                gram = _with_layers(gram, again, lost) if layerwise else again
+                some = _only(table, lost) if layerwise and gram.formed else table
+                again = self._gram_of(some, layerwise, times)
+                gram = _with_layers(gram, again, lost) if layerwise and gram.formed else again
             self._distance_grams[layerwise] = gram
         return self._distance_grams[layerwise]
 
@@ -166,8 +192,11 @@ class Cohort:
             return self._mix_used(weights, several)
         table, w, row, layerwise = self._rows_of(weights, several)
         out = None if fresh else self.out
-        if weights.with_gram:
+        if weights.with_gram and (self.forms_gram or table is not self.table):
             self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
+        elif weights.with_gram:
+            gram, results = self.access.gram_times(table, layerwise, w, row, out, mix=True)
+            self._grams[layerwise] = self._opened(gram.unscaled(weights.values, weights.scale), table, layerwise)
         else:
             results = self.access.mix(table, w, row, out, self.table)
         self._without_data(table, results)

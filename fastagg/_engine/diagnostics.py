@@ -19,8 +19,10 @@ class Diagnostics:
     """One round in numbers, in float64; with a layer-wise Gram, all have a leading [L].
 
     update_norms              ||d_k||, how far each client moved: [K]
-    cosine                    cos(d_i, d_j), the local gradient coherence of two clients (FedLAW, Def. 5.1): [K, K]
-    coherence                 of the cohort, 1/K sum_{i != j} l_i l_j cos(d_i, d_j) (FedLAW, Def. 5.1): []
+    cosine                    cos(d_i, d_j), the local gradient coherence of two clients (FedLAW, Def. 5.1): [K, K];
+                              None if the Gram was not formed
+    coherence                 of the cohort, 1/K sum_{i != j} l_i l_j cos(d_i, d_j) (FedLAW, Def. 5.1): []; None if the
+                              Gram was not formed
     distance_to_global        ||gamma sum_k l_k w_k - g||, how far the global model moves: []
     shrink_ratio              ||gamma sum_k l_k d_k|| / ||(1 - gamma) g||, r of FedLAW (Eq. 4): what is learned relative
                               to what is shrunk; infinite if nothing is shrunk, for example with gamma = 1: []
@@ -29,8 +31,8 @@ class Diagnostics:
     """
 
     update_norms: Tensor
-    cosine: Tensor
-    coherence: Tensor
+    cosine: Tensor | None
+    coherence: Tensor | None
     distance_to_global: Tensor
     shrink_ratio: Tensor
     heterogeneity_coherence: Tensor | None = None
@@ -51,25 +53,26 @@ def diagnostics(
     population   [C], the classes in the data of all clients, including those not in the round; default: the sum of
                  class_dist over the clients
     """
-    C = gram.host.matrix.numpy()
     lam = _weights(gram, weights)
     if not isinstance(gamma, int | float | np.number) or not np.isfinite(gamma):
         raise InputError(f"gamma={gamma!r}; expected a finite number")
 
-    cosine = gram.cosine().cpu()
-    others = cosine.numpy() * (1 - np.eye(gram.K))
-    coherence = _quadratic(others, lam) / max(len(gram.took_part), 1)
+    cosine = coherence = None
+    if gram.formed:
+        cosine = gram.cosine().cpu()
+        others = cosine.numpy() * (1 - np.eye(gram.K))
+        coherence = torch.as_tensor((lam * _times(others, lam)).sum(-1) / max(len(gram.took_part), 1))
 
-    c, b, G = C[..., 0, 0], C[..., 0, 1:], C[..., 1:, 1:]
+    c, b = gram.host.global_square.numpy(), gram.host.along_global.numpy()
     shrink = 1 - gamma * lam.sum(-1)  # the aggregate is g - shrink g + gamma sum l d
     shrink = np.where(np.abs(shrink) < 1e-12, 0.0, shrink)  # weights sum to 1 up to rounding
-    learned = np.maximum(gamma**2 * _quadratic(G, lam), 0)
+    learned = np.maximum(gamma**2 * (lam * (gram.host @ lam)).sum(-1), 0)
     moved = np.maximum(shrink**2 * c - 2 * shrink * gamma * (lam * b).sum(-1) + learned, 0)
     shrunk = np.abs(shrink) * np.sqrt(np.maximum(c, 0))
     return Diagnostics(
         update_norms=gram.norms().cpu(),
         cosine=cosine,
-        coherence=torch.as_tensor(coherence),
+        coherence=coherence,
         distance_to_global=torch.as_tensor(np.sqrt(moved)),
         shrink_ratio=torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
         heterogeneity_coherence=None if class_dist is None else _heterogeneity(gram, lam, class_dist, population),
@@ -77,7 +80,7 @@ def diagnostics(
 
 
 def _weights(gram: Gram, weights: Any) -> np.ndarray:
-    shape = (*gram.matrix.shape[:-2], gram.K)
+    shape = tuple(gram.squares.shape)
     if weights is None:
         weights = np.zeros(gram.K)
         weights[gram.took_part] = 1 / max(len(gram.took_part), 1)
@@ -102,6 +105,6 @@ def _heterogeneity(gram: Gram, lam: np.ndarray, class_dist: Any, population: Any
     return torch.as_tensor(np.clip(ratio(cohort @ everyone, norms), -1, 1))
 
 
-def _quadratic(A: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """x'A x: [] or [L]"""
-    return (x * (A @ x[..., None])[..., 0]).sum(-1)
+def _times(A: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """A x: [K] or [L, K]"""
+    return (A @ x[..., None])[..., 0]

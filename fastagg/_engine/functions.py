@@ -16,6 +16,7 @@ from fastagg._engine.inputs import require_global
 from fastagg._engine.outputs import finish
 from fastagg._engine.result import Result
 from fastagg._engine.table import Layers, Out, Params, StateDict, Table
+from fastagg._engine.unformed import UnformedGram
 
 
 def gram(
@@ -95,6 +96,27 @@ def gram_mix(
     )
     _describe(results, table, weights, layerwise, matrix)
     return matrix, results if several else results[0]
+
+
+def gram_times(
+    global_sd: StateDict, client_sds: Sequence[StateDict], vectors: Any, *, layerwise: bool = False,
+    params: Params = None, layers: Layers = None, backend: str | None = None,
+) -> UnformedGram:  # fmt: skip
+    """Multiplies the Gram of the client models with vectors, in one read, without forming it.
+
+    vectors     [K], or [M, K] for M vectors v: the products are <w_k - g, sum_j v_j (w_j - g)> for each client k; with
+                layerwise=True also [L, M, K], other vectors for each layer
+    Other arguments are those of gram. Returns an UnformedGram: `gram @ v` for these vectors, norms, the products with
+    the global model, but no similarities of clients. Its cost grows with K, that of gram with the square of K.
+    """
+    table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
+    given = np.asarray(vectors.detach().cpu() if isinstance(vectors, torch.Tensor) else vectors, dtype=np.float64)
+    per_layer = layerwise and given.ndim == 3
+    weights, _ = _mix_weights(table, given, per_layer)
+    columns, _ = kernels.gram_times_of(
+        table, layerwise, weights.numpy(), kernels.rows(table, per_layer), backend=backend
+    )
+    return kernels.unformed(table, layerwise, columns.numpy(), weights.numpy())
 
 
 def client_vectors(global_sd: StateDict, client_sds: Sequence[StateDict], *, params: Params = None) -> torch.Tensor:

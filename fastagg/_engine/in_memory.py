@@ -55,8 +55,7 @@ class InMemory:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
     ) -> tuple[UnformedGram, list[Result]]:
         columns, results = kernels.gram_times_of(table, layerwise, weights, row, out, check=True, mix=mix)
-        numel = torch.from_numpy(table.layout.layer_numel)
-        gram = kernels.unformed(table, layerwise, columns.numpy(), weights, numel)
+        gram = kernels.unformed(table, layerwise, columns.numpy(), weights)
         nonfinite.check_gram(table, gram)
         return gram, results
 

@@ -16,7 +16,7 @@ from fastagg._engine.unformed import UnformedGram
 def gram_of(table: Table, layerwise: bool, backend: str | None = None) -> Gram:
     layout = table.layout
     matrix = backends.choose(table.device, backend).gram(table, layout.gram_layer, len(layout.layers), layerwise)
-    return _gram(table, layerwise, matrix)
+    return formed(table, layerwise, matrix)
 
 
 def mix_of(
@@ -45,7 +45,7 @@ def gram_mix_of(
         table, layout.gram_layer, len(layout.layers), layerwise, _tensor(weights), row, tensors, marks
     )
     nonfinite.check_outputs(table, marks)
-    return _gram(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+    return formed(table, layerwise, matrix), [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
 def gram_times_of(
@@ -63,8 +63,12 @@ def gram_times_of(
     return columns.cpu(), [finish(table, t, o) for t, o in zip(tensors or [], outs, strict=True)]
 
 
-def unformed(table: Table, layerwise: bool, columns: np.ndarray, weights: np.ndarray, numel: torch.Tensor) -> UnformedGram:
-    """The Gram that columns [L or 1, K+1, 2+M] for weights [S, M, K], rows(table, layerwise) of them, are of"""
+def unformed(
+    table: Table, layerwise: bool, columns: np.ndarray, weights: np.ndarray, numel: torch.Tensor | None = None
+) -> UnformedGram:
+    """The Gram of which columns [L or 1, K+1, 2+M] are known, for weights [S, M, K] of which tensors take row 0 or, if
+    layer-wise, that of their layer"""
+    numel = torch.from_numpy(table.layout.layer_numel) if numel is None else numel
     if not layerwise:
         return UnformedGram.of(columns[0], weights[0], numel.sum())
     L = len(table.layout.layers)
@@ -81,7 +85,8 @@ def rows(table: Table, layerwise: bool) -> np.ndarray:
     return table.layout.layer if layerwise else np.zeros(table.T, dtype=np.int32)
 
 
-def _gram(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
+def formed(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
+    """The Gram of which matrix is [L or 1, K+1, K+1]"""
     numel = torch.from_numpy(table.layout.layer_numel)
     if layerwise:
         return Gram(matrix, numel, table.layout.layers)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from fastagg._engine import forming
 from fastagg._engine import inputs as given_inputs
 from fastagg._engine.access import Access
 from fastagg._engine.checks import BadClientError, InputError
@@ -110,7 +111,10 @@ def _compute(
         if len(outs) != K:
             raise InputError(f"out: {len(outs)} state dicts given, {K} needed")
         out = [outs[k] for k in order]
-    cohort = Cohort(table, data_shares(amounts[order]), [ids[k] for k in order], access, method.state, out)
+    cohort = Cohort(
+        table, data_shares(amounts[order]), [ids[k] for k in order], access, method.state, out,
+        forms_gram=forming.is_wanted(method, table, access.pass_cost, access.any),
+    )  # fmt: skip
     result = method.combine(cohort, **values)
     return result, cohort.state
 

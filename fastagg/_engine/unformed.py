@@ -126,10 +126,14 @@ class UnformedGram(Gram):
         v[..., list(self.absent)] = 0
         return v
 
-    def scaled(self, factor: float) -> UnformedGram:
-        """The same, known to have been multiplied with factor times the vectors"""
-        products = [(factor * v, factor * product) for v, product in self._products]
-        return self._like(products=products)
+    def unscaled(self, v: np.ndarray, scale: float) -> UnformedGram:
+        """The same, with the product with v in the place of that with scale times v, its only one"""
+        v, [(_, product)] = np.broadcast_to(v, self._diagonal.shape), self._products
+        return self._like(products=[(v, product / scale)] if scale else [])
+
+    def closed(self) -> UnformedGram:
+        """The same, for a result: it holds no client, and multiplies with no other vectors"""
+        return self._like()
 
     def _like(self, **other: Any) -> UnformedGram:
         facts = {
@@ -141,10 +145,10 @@ class UnformedGram(Gram):
     def model(self) -> Gram:
         if not self.layerwise:
             return self
-        common = [(v[0], _in_order(product)) for v, product in self._products if (v == v[0]).all()]
+        common = [(v[0], in_order(product)) for v, product in self._products if (v == v[0]).all()]
         return self._like(
-            squares=_in_order(self._diagonal), along_global=_in_order(self._along),
-            global_square=_in_order(np.asarray(self._own)), products=common, numel=self.numel.sum(), layers=None,
+            squares=in_order(self._diagonal), along_global=in_order(self._along),
+            global_square=in_order(np.asarray(self._own)), products=common, numel=self.numel.sum(), layers=None,
         )  # fmt: skip
 
     def part(self, clients: Sequence[int]) -> Gram:
@@ -190,7 +194,7 @@ class UnformedGram(Gram):
         return super().__repr__().replace("Gram(", "UnformedGram(")
 
 
-def _in_order(values: np.ndarray) -> np.ndarray:
+def in_order(values: np.ndarray) -> np.ndarray:
     """The sum over layers, in their order"""
     total = np.zeros_like(values[0])
     for layer in values:

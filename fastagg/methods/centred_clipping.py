@@ -47,6 +47,9 @@ class CentredClipping(GlobalAggregator):
     # The update of the round before, a tensor for each parameter; None before the first. Never written to.
     state: dict[str, torch.Tensor] | None = field(init=False, default=None, repr=False)
 
+    def products(self) -> int:
+        return self.iterations
+
     def why_not_on_files(self) -> str:
         return "center='previous' keeps an update in memory and does not work on files" * (self.center == "previous")
 
@@ -57,7 +60,7 @@ class CentredClipping(GlobalAggregator):
         if self.center == "previous" and cohort.access.any(bool(cohort.state)):
             cohort.add_model(cohort.global_plus(cohort.state or {}, self.name))
             masses, start = np.append(masses, 0), np.append(start, 1.0)
-        c = clip(cohort.gram(), masses, start, self.tau, self.iterations)
+        c = clip(cohort.gram(times=start), masses, start, self.tau, self.iterations)
         return Weights(c, center=1 - c.sum(), about={"previous_weight": float(c[K:].sum())})
 
     def learn(self, cohort: Cohort, weights: Weights, result: Result | None) -> None:

@@ -39,7 +39,7 @@ class FedAdp(GlobalAggregator):
     state: dict[Any, tuple[float, int]] = field(init=False, default_factory=dict, repr=False)  # id -> mean, rounds
 
     def weigh(self, cohort: Cohort) -> Weights:
-        now = angles(cohort.gram(), cohort.shares)
+        now = angles(cohort.gram(times=cohort.shares), cohort.shares)
         past, rounds = np.array([cohort.state.get(name, (0.0, 0)) for name in cohort.ids]).T
         mean = past + (now - past) / (rounds + 1)
         cohort.state = cohort.state | {

@@ -83,8 +83,6 @@ class FedAWA(GlobalAggregator):
 
     name = "fedawa"
     paper = "Shi et al., CVPR 2025"
-    # Of the Gram with the weights, and with the weights over distances. Whether "paper" needs a Gram of another center
-    # is for the engine to decide (Cohort.distance_gram), which looks at pairs for that as long as it has the matrix.
     reads = "products"
     round_inputs = (
         RoundInput("logits", "the logits to start from", client_axis=-1, entry_dims=None, from_clients=False),
@@ -115,6 +113,10 @@ class FedAWA(GlobalAggregator):
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         return ("gram_mix",) if self.knows_weights else ("gram", "mix")
 
+    def products(self) -> int:
+        """With the weights, and with the weights over distances, in every step"""
+        return 1 if self.variant == "cos" else 2 * (self.steps or 0)
+
     def weigh(self, cohort: Cohort, logits: np.ndarray | None = None) -> Weights:
         layers, carried = cohort.layers if self.layerwise else None, cohort.state
         if carried.logits and layers != carried.layers:
@@ -122,12 +124,13 @@ class FedAWA(GlobalAggregator):
                 f"the model's layers are {layers}, but this aggregator carries logits for {carried.layers}"
             )
         start = self._start(cohort, logits)
+        first = cohort.shares if self.variant == "cos" else softmax(start)
         if self.knows_weights:
-            return Weights(softmax(start), scale=self.gamma, with_gram=True, about={"logits": start})
-        gram = cohort.gram(self.layerwise)
+            return Weights(first, scale=self.gamma, with_gram=True, about={"logits": start})
+        gram = cohort.gram(self.layerwise, times=first)
         if self.variant == "cos":
             return Weights(cosine_weights(gram, cohort.shares), scale=self.gamma, about={"logits": None})
-        distances = cohort.distance_gram(self.layerwise) if self.variant == "paper" else gram
+        distances = cohort.distance_gram(self.layerwise, times=first) if self.variant == "paper" else gram
         weights, after = solve(gram, start, self, distances)
         if self.variant == "paper" and logits is None:
             weights = np.where(cohort.shares > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log

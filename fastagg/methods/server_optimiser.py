@@ -74,6 +74,9 @@ class ServerOptimiser(GlobalAggregator):
         *before, last = self._method.passes(layout, inputs)
         return (*before, *(["gram"] if last == "gram_mix" else []), *own)
 
+    def products(self) -> int:
+        return super().products() if self._method is None else self._method.products()
+
     @torch.no_grad()
     def combine(self, cohort: Cohort, **inputs: Any) -> Result:
         table, layout = cohort.table, cohort.table.layout

@@ -223,7 +223,7 @@ class Simulation:
         if result is None:  # several clusters: there is no common model to measure from
             return {"weights": None, "norms": None, "coherence": None, "gamma": None}
         gram = getattr(result, "gram", None)
-        if gram is None:
+        if gram is None or not gram.formed:
             gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
         gram = gram.model().present()
         weights = getattr(result, "weights", None)

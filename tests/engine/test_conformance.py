@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import fastagg
-from fastagg._engine import rounds
+from fastagg._engine import forming, rounds
 from fastagg._engine.gram import Gram
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.registry import registry
 from helpers.every_method import METHODS, OPTIONS, K, cohort, round_inputs
+from helpers.forming import never_formed
 
 VARIANTS = [(name, {}) for name in METHODS] + [
     ("fedawa", {"variant": "released"}),
@@ -82,6 +83,10 @@ class Watched(InMemory):
         gram, results = super().gram_mix(*args)
         return self._shown(gram), results
 
+    def gram_times(self, *args, mix=False):
+        self.read.append("times_mix" if mix else "times")
+        return super().gram_times(*args, mix=mix)
+
     def wide_updates(self, *args):
         self.read.append("update")
         return super().wide_updates(*args)
@@ -95,13 +100,26 @@ def test_reads_and_products_are_as_declared(name, more, monkeypatch):
     pairs = server.reads == "pairs"
     access = Watched(pairs)
     if not pairs:  # that distances kept their digits is decided by the engine, from the whole Gram
-        monkeypatch.setattr("fastagg._engine.cohort.Cohort.distance_gram", lambda self, by=False: self.gram(by))
+        monkeypatch.setattr("fastagg._engine.cohort.Cohort.distance_gram", lambda self, by=False, **_: self.gram(by))
     layout = access.build(g, clients).layout
     result, _ = rounds.run(server, access, g, clients, None, None, None, inputs)
     assert tuple(access.read) == server.passes(layout, inputs)
     if server.reads == "weights" and not more:
         assert access.read == ["mix"]
         assert result.gram is None
+
+
+@pytest.mark.parametrize(("name", "more"), VARIANTS, ids=str)
+def test_reads_are_as_declared_if_no_gram_is_formed(name, more):
+    server = fastagg.aggregator(name, **OPTIONS[name], **more)
+    g, clients = cohort()
+    inputs = round_inputs(name)
+    access = Watched(pairs=True)
+    with never_formed():
+        declared = forming.passes(server, access.build(g, clients), access.pass_cost, inputs)
+        rounds.run(server, access, g, clients, None, None, None, inputs)
+    assert tuple(access.read) == declared
+    assert "gram" not in access.read or server.reads == "pairs"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -367,6 +367,6 @@ def test_many_small_layers_take_no_more_memory_than_allowed(tmp_path):
     form = {f"l{i}.weight": torch.zeros(1) for i in range(200)}
     table = tables.build(form, [form] * 50)
     matrix = 51 * 51 * 8
-    slabs = slabs_of(table, np.ones(table.T, bool), 51, 10 * matrix, with_gram=True)
+    slabs = slabs_of(table, np.ones(table.T, bool), 51, 10 * matrix, table.K + 1)
     assert max(len(slab.t) for slab in slabs) < 10
     assert sum(len(slab.t) for slab in slabs) == 200

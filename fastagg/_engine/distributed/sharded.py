@@ -32,6 +32,7 @@ from fastagg._engine.gram import Gram
 from fastagg._engine.inputs import require_global
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Layers, Layout, Out, Params, StateDict, Table
+from fastagg._engine.unformed import UnformedGram, in_order
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
@@ -57,6 +58,8 @@ class OverGroup:
 
     facts   what has to be the same on every rank, as far as it can be compared
     """
+
+    pass_cost = 1.5
 
     def __init__(self, group: Any, facts: Mapping[str, Any]) -> None:
         self.peers = Peers(group)
@@ -142,7 +145,7 @@ class OverGroup:
         return any(self.peers.agree({"step": "any"}, int(flag)))
 
     def gram(self, table: Table, layerwise: bool) -> Gram:
-        by_layer = layerwise or self._fits(table)
+        by_layer = layerwise or self._fits(table, table.K + 1)
         matrix = kernels.gram_of(table, by_layer).matrix
         self.peers.agree({"step": "gram", "clients": _positions(table), "layerwise": str(layerwise)})
         return self._summed(table, layerwise, matrix if by_layer else matrix[None])
@@ -157,11 +160,26 @@ class OverGroup:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
         weights = self._agreed(table, weights)
-        by_layer = layerwise or self._fits(table)
+        by_layer = layerwise or self._fits(table, table.K + 1)
         part, results = self._checked(
             table, lambda: kernels.gram_mix_of(table, by_layer, weights, row, self.dtensors.out(out), check=True)
         )
         return self._summed(table, layerwise, part.matrix if by_layer else part.matrix[None]), results
+
+    def gram_times(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
+    ) -> tuple[UnformedGram, list[Result]]:
+        weights = self._agreed(table, weights)
+        by_layer = layerwise or self._fits(table, 2 + weights.shape[1])
+        columns, results = self._checked(
+            table, lambda: kernels.gram_times_of(table, by_layer, weights, row, self.dtensors.out(out), check=True,
+                                                 mix=mix)
+        )  # fmt: skip
+        columns, numel = self._added(table, columns if by_layer else columns[:1])
+        gram = kernels.unformed(table, layerwise, columns.numpy() if layerwise else in_order(columns.numpy())[None],
+                                weights, numel)  # fmt: skip
+        self._check(table, gram)
+        return gram, results
 
     def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
         self._checked(table, lambda: nonfinite.check_outputs(table, elementwise.combine_models(rule, table, results)))
@@ -182,20 +200,27 @@ class OverGroup:
         if words:
             raise nonfinite.too_large(table, clients, words)
 
-    def _fits(self, table: Table) -> bool:
-        return len(table.layout.layers) * (table.K + 1) ** 2 * 8 <= MOST_BYTES
+    def _fits(self, table: Table, columns: int) -> bool:
+        return len(table.layout.layers) * (table.K + 1) * columns * 8 <= MOST_BYTES
 
     def _summed(self, table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
         """Over the ranks: the Gram, and how many elements there are. Only to be called after they have agreed."""
-        numel = torch.from_numpy(table.layout.layer_numel).to(matrix.device, torch.float64)
-        both = self.peers.add(torch.cat([matrix.reshape(-1), numel]))
-        matrix, numel = both[: matrix.numel()].view(matrix.shape), both[matrix.numel() :].cpu().long()
+        matrix, numel = self._added(table, matrix)
         gram = Gram(matrix, numel, table.layout.layers)
+        self._check(table, gram)
+        return gram if layerwise else Gram(gram.model().matrix, numel.sum())
+
+    def _added(self, table: Table, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Over the ranks: the sums, and how many elements each layer has"""
+        numel = torch.from_numpy(table.layout.layer_numel).to(sums.device, torch.float64)
+        both = self.peers.add(torch.cat([sums.reshape(-1), numel]))
+        return both[: sums.numel()].view(sums.shape), both[sums.numel() :].cpu().long()
+
+    def _check(self, table: Table, gram: Gram) -> None:
         try:  # all ranks see the same numbers here, and so go the same way
             nonfinite.check_gram(table, gram, self._keys)
         except InputError as error:
             self.peers.share(error)
-        return gram if layerwise else Gram(gram.model().matrix, numel.sum())
 
     def _agreed(self, table: Table, weights: np.ndarray) -> np.ndarray:
         """Weights that are the same on all ranks. CPUs of different kinds may differ in the last bits."""

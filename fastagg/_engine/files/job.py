@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine import registry, rounds
+from fastagg._engine import forming, registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, suggest
@@ -25,7 +25,7 @@ from fastagg._engine.files.file_result import FileResult
 from fastagg._engine.files.mapped import MappedModel, client_name_of, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
-from fastagg._engine.files.streamed import InFiles, Progress
+from fastagg._engine.files.streamed import PASS_COST, InFiles, Progress
 from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
@@ -175,7 +175,7 @@ class Job:
             about = ("weights", "mixing", "layers", "gram", "clusters", "dropped")
             for name in (*about, *(value.name for value in self.server.client_values)):
                 setattr(result, name, getattr(found, name, None))
-            if report is not None and result.gram is None and g is not None:
+            if report is not None and g is not None and (result.gram is None or not result.gram.formed):
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
                 table = access.build(g, [clients[k] for k in here], **options, client_ids=None, bad=None)
@@ -238,10 +238,8 @@ class Job:
             g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
             bad=dropped if server.on_bad_client == "drop" else None,
         )  # fmt: skip
-        passes, written = (
-            server.passes(table.layout, self.inputs),
-            len(self.ids) if server.produces == "personalised" else 1,
-        )
+        passes = forming.passes(server, table, PASS_COST, self.inputs)
+        written = len(self.ids) if server.produces == "personalised" else 1
         return {
             "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],
             "tensors": table.T, "layers": len(table.layout.layers),
@@ -253,10 +251,11 @@ class Job:
 
     def _slabs(self, kind: Pass, table: Table, written: int) -> int:
         """In how many pieces a pass reads the models"""
-        whole = kind in ("mix", "gram_mix")
+        whole = kind in ("mix", "gram_mix", "times_mix")
         used = np.ones(table.T, bool) if whole else table.layout.gram_layer >= 0
         models = table.K + (kind != "mix") + (written if whole else 0)
-        return len(slabs_of(table, used, models, self.memory // 4, with_gram=kind != "mix"))
+        columns = {"gram": table.K + 1, "gram_mix": table.K + 1, "times": 3, "times_mix": 3}.get(kind, 0)
+        return len(slabs_of(table, used, models, self.memory // 4, columns))
 
     def _access(self, writing: RoundFiles, progress: Progress | None) -> InFiles:
         models = [*self.clients, *([self.center] if self.center else [])]

@@ -31,11 +31,15 @@ def numbers(result: FileResult) -> dict[str, Any]:
     if result.gram is None:
         return facts
     gram = result.gram.model().present()
+    facts |= {
+        "took_part": [name for name in result.clients if name not in result.dropped],
+        "norms": gram.norms().tolist(),
+    }
+    if not gram.formed:
+        return facts
     cosine = gram.cosine().numpy()
     others = max(len(cosine) - 1, 1)
     return facts | {
-        "took_part": [name for name in result.clients if name not in result.dropped],
-        "norms": gram.norms().tolist(),
         "mean_cosine": ((cosine.sum(1) - cosine.diagonal()) / others).tolist(),
         "cosine": cosine.tolist(),
     }

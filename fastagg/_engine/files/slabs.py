@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from fastagg._engine.files import paging
-from fastagg._engine.gram import Gram
 from fastagg._engine.table import InputError, Layout, Table
 
 CHUNK = 16384  # elements that the native kernels add up at once: chunk_elements in csrc/cpu/work.h
@@ -70,11 +69,11 @@ class Pieces:
         return self.tensors[self.slab.t[p]].detach().reshape(-1)[begin : begin + int(self.slab.count[p])]
 
 
-def slabs_of(table: Table, used: np.ndarray, models: int, most: int, *, with_gram: bool) -> list[Slab]:
-    """The tensors used, in their order, in slabs that take at most `most` bytes in so many models, and in the Grams of
-    their chunks; or of one chunk, where that alone takes more."""
+def slabs_of(table: Table, used: np.ndarray, models: int, most: int, columns: int) -> list[Slab]:
+    """The tensors used, in their order, in slabs that take at most `most` bytes in so many models, and in the sums
+    [K+1, columns] of their chunks; or of one chunk, where that alone takes more."""
     layout, item = table.layout, _item(table.layout)
-    matrix = (table.K + 1) ** 2 * 8.0 if with_gram else 0.0  # one for each layer in a slab, or chunk of a layer
+    matrix = (table.K + 1) * columns * 8.0  # one for each layer in a slab, or chunk of a layer
     slabs: list[Slab] = []
     pieces: list[tuple[int, int, int]] = []
     left, held = float(most), set()
@@ -102,23 +101,24 @@ def _slab(pieces: list[tuple[int, int, int]]) -> Slab:
 
 
 class LayerSums:
-    """The Grams of the layers, added up over slabs in the order in which the kernels add chunks"""
+    """Sums [K+1, columns] of the layers, added up over slabs in the order in which the kernels add chunks: the layers'
+    Grams, or columns of them"""
 
-    def __init__(self, table: Table, layerwise: bool, most: int) -> None:
-        layout, R = table.layout, table.K + 1
-        self.layout, self.layerwise, self.R, self.most = layout, layerwise, R, most
+    def __init__(self, table: Table, layerwise: bool, most: int, columns: int) -> None:
+        layout = table.layout
+        self.layout, self.layerwise, self.shape, self.most = layout, layerwise, (table.K + 1, columns), most
         if layerwise:
             self._require_memory(len(layout.layers))
         self.left = layout.layer_numel.copy()  # [L], elements that are still to come
         self.sums: dict[int, np.ndarray] = {}  # of layers that are begun, or wait for earlier ones
-        self.total, self.next = np.zeros((R, R)), 0
+        self.total, self.next = np.zeros(self.shape), 0
 
     def _require_memory(self, layers: int) -> None:
         """Raises where the Grams of so many layers at once take more than is allowed"""
-        needed = layers * self.R * self.R * 8
+        needed = layers * self.shape[0] * self.shape[1] * 8
         if layers > 1 and needed > self.most:
             raise InputError(
-                f"the Grams of {layers} layers and {self.R - 1} clients take {needed / 1e9:.2g} GB: allow more memory"
+                f"the Grams of {layers} layers and {self.shape[0] - 1} clients take {needed / 1e9:.2g} GB: allow more memory"
             )
 
     def cut(self, slab: Slab) -> tuple[Slab, np.ndarray, np.ndarray]:
@@ -146,20 +146,19 @@ class LayerSums:
         for layer, matrix in zip(layers.tolist(), matrices.cpu().numpy(), strict=True):
             if layer not in self.sums:
                 self._require_memory(len(self.sums) + 1)
-                self.sums[layer] = np.zeros((self.R, self.R))
+                self.sums[layer] = np.zeros(self.shape)
             self.sums[layer] += matrix
         while not self.layerwise and self.next < len(self.left) and not self.left[self.next]:
             self.total += self.sums.pop(self.next, 0.0)  # in the order of the layers
             self.next += 1
 
-    def result(self) -> Gram:
-        numel = torch.from_numpy(self.layout.layer_numel)
+    def result(self) -> np.ndarray:
+        """[L, K+1, columns] if layer-wise, else [1, K+1, columns]"""
         if not self.layerwise:
             self.add(np.zeros(0), torch.empty(0))  # layers without parameters, at the end
-            return Gram(torch.from_numpy(self.total), numel.sum())
-        none = np.zeros((self.R, self.R))
-        matrix = np.stack([self.sums.get(layer, none) for layer in range(len(self.left))])
-        return Gram(torch.from_numpy(matrix), numel, self.layout.layers)
+            return self.total[None]
+        none = np.zeros(self.shape)
+        return np.stack([self.sums.get(layer, none) for layer in range(len(self.left))])
 
 
 def _item(layout: Layout) -> np.ndarray:

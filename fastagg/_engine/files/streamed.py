@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastagg._engine import backends, elementwise, nonfinite, wide
+from fastagg._engine import backends, elementwise, kernels, nonfinite, wide
 from fastagg._engine import table as tables
 from fastagg._engine.checks import InputError
 from fastagg._engine.files import paging
@@ -25,12 +25,16 @@ from fastagg._engine.gram import Gram
 from fastagg._engine.outputs import finish
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Out, StateDict, Table
+from fastagg._engine.unformed import UnformedGram
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes read of it so far, bytes in all
 Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
+
+
+PASS_COST = 6.0  # reads of memory that a pass over files costs: a disk of 5 GB/s, where memory gives 30 and more
 
 
 class InFiles:
@@ -44,6 +48,7 @@ class InFiles:
     def __init__(
         self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
     ) -> None:
+        self.pass_cost = PASS_COST
         self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
         self.passes = self.bytes_read = 0
 
@@ -67,14 +72,14 @@ class InFiles:
             raise nonfinite.too_large(table, clients, words)
 
     def gram(self, table: Table, layerwise: bool) -> Gram:
-        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, table.K + 1)
 
         def compute(slab: Slab) -> None:
             slab, row, layers = sums.cut(slab)
             sums.add(layers, _kernels(table).gram(slab.of(table), row, len(layers), True))
 
-        self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, center=True)
-        gram = sums.result()
+        self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, sums.shape[1])
+        gram = kernels.formed(table, layerwise, torch.from_numpy(sums.result()))
         nonfinite.check_gram(table, gram)
         return gram
 
@@ -87,7 +92,7 @@ class InFiles:
             _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
             outs.mark(slab, marks)
 
-        self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute, center=False)
+        self._walk("mix", table, np.ones(table.T, bool), outs.tensors, compute)
         nonfinite.check_outputs(blame, outs.not_finite)
         return outs.results()
 
@@ -95,7 +100,7 @@ class InFiles:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
         outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)))
-        sums = LayerSums(table, layerwise, 2 * self.slab_bytes)
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, table.K + 1)
 
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
@@ -107,9 +112,33 @@ class InFiles:
             outs.mark(slab, marks)
             sums.add(layers, matrices)
 
-        self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, center=True)
+        self._walk("Gram and mix", table, np.ones(table.T, bool), outs.tensors, compute, sums.shape[1])
         nonfinite.check_outputs(table, outs.not_finite)
-        gram = sums.result()
+        gram = kernels.formed(table, layerwise, torch.from_numpy(sums.result()))
+        nonfinite.check_gram(table, gram)
+        return gram, outs.results()
+
+    def gram_times(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
+    ) -> tuple[UnformedGram, list[Result]]:
+        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)) if mix else [])
+        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, 2 + weights.shape[1])
+
+        def compute(slab: Slab) -> None:
+            slab, sum_row, layers = sums.cut(slab)
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = not_finite_marks(part)
+            columns = _kernels(table).gram_times(
+                part, sum_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors if mix else None, marks
+            )
+            outs.mark(slab, marks)
+            sums.add(layers, columns)
+
+        used = np.ones(table.T, bool) if mix else table.layout.gram_layer >= 0
+        name = "products and mix" if mix else "products"
+        self._walk(name, table, used, outs.tensors, compute, sums.shape[1])
+        nonfinite.check_outputs(table, outs.not_finite)
+        gram = kernels.unformed(table, layerwise, sums.result(), weights)
         nonfinite.check_gram(table, gram)
         return gram, outs.results()
 
@@ -123,7 +152,7 @@ class InFiles:
                 good = elementwise.combine(rule, [c[p] for c in clients], [out[p] for out in tensors])
                 outs.not_finite[t] |= not good
 
-        self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute, center=False)
+        self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute)
         nonfinite.check_outputs(table, outs.not_finite)
 
     def wide_updates(
@@ -137,15 +166,19 @@ class InFiles:
                 g, *clients = (model[p] for model in models)
                 wide.weighted_update(g, clients, weights[row[t]], updates[int(t)].view(-1)[begin : begin + count])
 
-        self._walk("mean update", table, used, [], compute, center=True)
+        self._walk("mean update", table, used, [], compute, 0)
         return updates
 
     def _walk(
         self, name: str, table: Table, used: np.ndarray, outputs: list[list[torch.Tensor]],
-        compute: Callable[[Slab], None], *, center: bool,
+        compute: Callable[[Slab], None], columns: int | None = None,
     ) -> None:  # fmt: skip
-        """compute(slab) for all of the tensors used [T], the next slab being read meanwhile"""
-        slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, with_gram=center)
+        """compute(slab) for all of the tensors used [T], the next slab being read meanwhile
+
+        columns   of the sums that are computed from them and the global model; None: the latter is not read
+        """
+        center = columns is not None
+        slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, columns or 0)
         read = [*([table.center_address] if center else []), *table.client_address.T]
         written = [np.array([t.data_ptr() for t in tensors], dtype=np.int64) for tensors in outputs]
         total = sum(slab.bytes(table.layout) for slab in slabs) * len(read)

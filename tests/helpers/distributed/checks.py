@@ -31,6 +31,7 @@ from helpers.distributed.parts import (
     slices_of,
 )  # fmt: skip
 from helpers.every_method import K, cohort, models
+from helpers.forming import never_formed
 
 
 @check
@@ -54,6 +55,26 @@ def every_method_cut_between_layers(group, rank, ranks):
                 assert torch.equal(whole.gram.numel, part.gram.numel)
         if not {"m", "v", "previous"} & alone.state_dict().keys():  # these are shards
             assert same_state(alone.state_dict(), spread.state_dict()), case
+
+
+@check
+def no_gram_is_formed(group, rank, ranks):
+    """Has the bits of one process, too"""
+    with never_formed():
+        for case in CASES:
+            alone, spread = server_of(case), server_of(case, group)
+            if alone.reads != "products":
+                continue
+            for seed in range(2):
+                g, clients = cohort(seed=seed)
+                whole = round_of(alone, g, clients)
+                mine = [layers_of(sd, rank, ranks) for sd in (g, *clients)]
+                part = round_of(spread, mine[0], mine[1:])
+                assert_same_bits(layers_of(whole, rank, ranks), part)
+                assert torch.equal(whole.weights, part.weights), case
+                assert not part.gram.formed
+                assert torch.equal(whole.gram.squares, part.gram.squares), case
+                assert torch.equal(whole.gram.numel, part.gram.numel)
 
 
 @check

@@ -1,0 +1,57 @@
+"""Whether a round forms the Gram, or multiplies with it without forming it: whichever reads and computes less.
+
+Costs are in reads of the clients' memory, and the same numbers everywhere: a result must not depend on how fast a
+machine happens to be. docs/performance.md has the measurements behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastagg._engine.table import DTYPE_CODE, Layout, Table
+
+if TYPE_CHECKING:
+    from fastagg._engine.aggregator import Aggregator, Pass
+
+FEW = 32  # clients of which the Gram is always formed: it costs little, and tells how similar they are
+# What forming a Gram costs per client, in reads: its multiply-adds grow with K, one read does not. By kind of device.
+PER_CLIENT = {"cpu": 0.07, "cuda": 0.025}
+
+
+def is_wanted(method: Aggregator, table: Table, pass_cost: float, any_part: Callable[[bool], bool] = bool) -> bool:
+    """Whether a round of this method forms the Gram
+
+    pass_cost   what a pass over the clients costs, in reads of memory
+    any_part    of a model that is spread over processes: whether something is true of any part
+    """
+    if method.reads != "products" or method.gram == "full" or table.K <= FEW:
+        return True
+    float64 = any_part(_has_float64(table.layout))
+    form = table.K * PER_CLIENT.get(table.device.type, PER_CLIENT["cpu"]) * (2 if float64 else 1)
+    return max(form, pass_cost) <= max(method.products(), 1) * pass_cost
+
+
+def passes(method: Aggregator, table: Table, pass_cost: float, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
+    """The passes over the clients that a round makes, at least"""
+    declared = method.passes(table.layout, inputs)
+    if is_wanted(method, table, pass_cost):
+        return declared
+    products: list[Pass] = ["times"] * max(method.products(), 1)
+    found: list[Pass] = []
+    for kind in declared:
+        if kind == "gram":
+            found += products
+        elif kind == "gram_mix":
+            found += ["times_mix", *products[1:]]
+        else:
+            found.append(kind)
+    return tuple(found)
+
+
+def _has_float64(layout: Layout) -> bool:
+    """The Gram's products are computed in float64, not in float32, which takes twice as long"""
+    return bool(np.any(layout.codes[layout.gram_layer >= 0] == DTYPE_CODE[torch.float64]))
