@@ -154,11 +154,12 @@ PYBIND11_MODULE(_cpu, m) {
 
   m.def(
       "read_all",
-      [](A64 client, A64 numel, A32 dtype, int threads) {
+      [](A64 client, A64 numel, A32 dtype, int64_t piece, int threads) {
         Table t = table_of(client, numel, dtype, nullptr);
-        return without_gil([&] { return read_all(t, at_least_one(threads)); });
+        require(piece > 0, "piece must be positive");
+        return without_gil([&] { return read_all(t, piece, at_least_one(threads)); });
       },
-      ARG(client), ARG(numel), ARG(dtype), ARG(threads));
+      ARG(client), ARG(numel), ARG(dtype), ARG(piece), ARG(threads));
 
   m.def("fma_peak", [](int64_t iterations, int threads) {
     return without_gil([&] { return fma_peak(iterations, at_least_one(threads)); });

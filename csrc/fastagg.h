@@ -55,8 +55,9 @@ void gram_times(const Table&, const Gram&, const Mix&, int threads);
 // weights.
 void dots(const Table&, const void* const* left, const int32_t* row, int64_t rows, int64_t M, double* out, int threads);
 
-// Reads every byte of the clients once, as fast as this code can: the floor the kernels are measured against.
-uint64_t read_all(const Table&, int threads);
+// Reads every byte of the clients once: the floor the kernels are measured against. A thread reads pieces of so many
+// elements, each in four streams; which size is fastest differs from machine to machine.
+uint64_t read_all(const Table&, int64_t piece, int threads);
 
 // Multiply-adds on registers alone, as fast as this code can: returns the number of float32 flops done.
 double fma_peak(int64_t iterations, int threads);
@@ -69,8 +70,9 @@ struct Interrupted {};
 int64_t cache_bytes();            // of a core's own cache, by which work is cut; results do not depend on it
 void set_cache_bytes(int64_t n);  // for tests; 0: what this machine says
 
-const char* simd_level();          // the level in use
+const char* simd_level();          // the level in use, or the levels if kernels differ
 const char* simd_best();           // the highest level this CPU has
-bool set_simd(const char* level);  // lowers or restores the level, never above simd_best(); false: unknown name
+bool set_simd(const char* level);  // for all kernels, never above simd_best(); "auto": what is fastest here; false:
+                                   // unknown name
 
 }  // namespace fastagg

@@ -104,7 +104,7 @@ def _info(as_json: bool) -> int:
         print()
         return 0
     simd = facts.pop("simd_best")
-    if facts["simd"] != simd:
+    if not facts["simd"].startswith(simd):
         facts["simd"] += f" (this CPU has {simd}; FASTAGG_SIMD lowers it)"
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -23,12 +23,12 @@ LEVELS = ("baseline", "avx2", "avx512")
 def _restore():
     """Every test starts and ends with the default backend, thread count and SIMD level."""
     threads = torch.get_num_threads()
-    level = backends.cpu._cpu.simd_level() if backends.cpu is not None else None
     yield
     torch.set_num_threads(threads)
     fastagg.set_backend("auto")
     if backends.cpu is not None:
-        backends.cpu._cpu.set_simd(level)
+        backends.cpu._cpu.set_simd(os.environ.get("FASTAGG_SIMD") or "auto")
+        backends.cpu._cpu.set_cache_bytes(0)
 
 
 @pytest.fixture(params=[*LEVELS, "cuda", "cuda-tensor-cores"])

@@ -37,7 +37,7 @@ def test_simd_can_be_lowered_but_not_raised():
 def test_unknown_simd_level_is_said():
     done = run("info", FASTAGG_SIMD="sse9")
     assert done.returncode != 0
-    assert "FASTAGG_SIMD='sse9': expected baseline, avx2 or avx512" in done.stderr
+    assert "FASTAGG_SIMD='sse9': expected auto, baseline, avx2 or avx512" in done.stderr
 
 
 HELP = [("--help",), ("--version",), (), ("info", "--help"), ("methods", "--help")]

@@ -3,8 +3,8 @@
 
 namespace fastagg {
 
-uint64_t read_all(const Table& t, int threads) {
-  constexpr int64_t piece = 1 << 20, enough = 1 << 16;  // elements: of one piece; of an item, unless it is the last
+uint64_t read_all(const Table& t, int64_t piece, int threads) {
+  const int64_t enough = std::min<int64_t>(piece, 1 << 16);  // elements of an item, unless it is the last
   std::vector<Chunk> pieces;
   std::vector<size_t> items{0};  // where each begins among the pieces
   int64_t held = 0;

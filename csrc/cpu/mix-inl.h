@@ -103,20 +103,27 @@ inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typena
   }
 }
 
-// the clients from k on, NK at a time; returns the first that is left
-template <class S, int NK>
-int64_t mix_groups(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
-  for (; k + NK <= p.clients; k += NK)
+constexpr int most_streams = 10;
+
+// `count` clients from k on, side by side
+template <class S, int NK = most_streams>
+void mix_group(const MixChunk& p, int64_t k, int count, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+  if constexpr (NK > 0) {
+    if (count < NK) return mix_group<S, NK - 1>(p, k, count, at, n, acc);
     k == 0 ? mix_rows<S, NK, true>(p, k, at, n, acc) : mix_rows<S, NK, false>(p, k, at, n, acc);
-  return k;
+  }
 }
 
-// acc[0..n) = the weighted sum of all clients, elements from `at`; one output. A run of several clients is read side by
-// side.
+// acc[0..n) = the weighted sum of all clients, elements from `at`; one output. A run of each client is read in groups
+// of at most ten side by side, of equal size: as many streams as hardware prefetchers keep up with. On Zen 4, runs of
+// 128 KB in groups of ten take 1.1 reads of memory; groups of five or eight 1.2, of twenty 2.1; runs of 8 KB 1.4.
 template <class S> void sum_clients(const MixChunk& p, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
-  int64_t k = mix_groups<S, 4>(p, 0, at, n, acc);
-  k = mix_groups<S, 2>(p, k, at, n, acc);
-  mix_groups<S, 1>(p, k, at, n, acc);
+  const int64_t groups = (p.clients + most_streams - 1) / most_streams;
+  for (int64_t g = 0, k = 0; g < groups; ++g) {
+    const int64_t end = p.clients * (g + 1) / groups;
+    mix_group<S>(p, k, int(end - k), at, n, acc);
+    k = end;
+  }
 }
 
 template <class S> VU store_sums(S* out, int64_t n, const typename Mixing<S>::A* acc, bool stream) {

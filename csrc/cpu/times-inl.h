@@ -56,7 +56,8 @@ inline void round_sums(const VD* sum, int64_t n, double scale, double* u) {
 // out[i * ld + ..] += <y_i, y_i>, <y_i, g> and <y_i, u> of NK rows y_i = src_i - g (CENTERED) or src_i; with ONLY_U the
 // last alone
 template <class S, class C, int NK, bool CENTERED, bool ONLY_U>
-inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n, double* out, int64_t ld, int column) {
+inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n, int64_t ahead, double* out, int64_t ld,
+                          int column) {
   using V = typename Vec<C>::V;
   constexpr int w = width<C>;
   for (int64_t at = 0; at < n; at += vectors_in_a_sum * w) {
@@ -65,6 +66,8 @@ inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n
     for (int64_t e = at; e < end; e += w) {
       const V center = load_raw<V>(g + e), x = load_raw<V>(u + e);
       unroll<NK>([&](auto i) INLINE_LAMBDA {
+        if (!ONLY_U && CENTERED && e * int64_t(sizeof(S)) % 64 < w * int64_t(sizeof(S)))
+          __builtin_prefetch(src[i] + e + ahead, 0, 2);
         V y = load_as(src[i] + e, C());
         if (CENTERED) y = y - center;
         product[i] = fma(y, x, product[i]);
@@ -86,19 +89,19 @@ inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n
 // of the center, row 0, and of all clients
 template <class S, class C, bool ONLY_U>
 void multiply_all(const MixChunk& p, const S* center, int64_t at, int64_t n, const C* g, const C* u, double* out,
-                  int column) {
+                  int column, int64_t ahead) {
   const int64_t ld = 2 + p.outputs;
   const S* const first = center + at;
-  multiply_rows<S, C, 1, false, ONLY_U>(&first, g, u, n, out, ld, column);
+  multiply_rows<S, C, 1, false, ONLY_U>(&first, g, u, n, 0, out, ld, column);
   const S* src[4];
   int64_t k = 0;
   for (; k + 4 <= p.clients; k += 4) {
     unroll<4>([&](auto i) INLINE_LAMBDA { src[i] = (const S*)p.client[k + i] + at; });
-    multiply_rows<S, C, 4, true, ONLY_U>(src, g, u, n, out + (k + 1) * ld, ld, column);
+    multiply_rows<S, C, 4, true, ONLY_U>(src, g, u, n, ahead, out + (k + 1) * ld, ld, column);
   }
   for (; k < p.clients; ++k) {
     src[0] = (const S*)p.client[k] + at;
-    multiply_rows<S, C, 1, true, ONLY_U>(src, g, u, n, out + (k + 1) * ld, ld, column);
+    multiply_rows<S, C, 1, true, ONLY_U>(src, g, u, n, ahead, out + (k + 1) * ld, ld, column);
   }
 }
 
@@ -132,9 +135,9 @@ template <class S, class C> bool times_piece(const TimesPiece& p, int64_t at, in
     }
     round_sums(sum, n, p.scale[m], u);
     if (m == 0)
-      multiply_all<S, C, false>(p.mix, center, at, n, g, u, p.products, 2);
+      multiply_all<S, C, false>(p.mix, center, at, n, g, u, p.products, 2, p.ahead);
     else
-      multiply_all<S, C, true>(p.mix, center, at, n, g, u, p.products, int(2 + m));
+      multiply_all<S, C, true>(p.mix, center, at, n, g, u, p.products, int(2 + m), p.ahead);
   }
   return all(finite);
 }

@@ -12,7 +12,7 @@ constexpr int64_t granule = 512;  // elements; pieces are multiples of it, so th
 // A piece of every client stays in the second cache from the sum to the products
 int64_t piece_elements(const Table& t, int32_t dtype) {
   const int64_t bytes = t.clients * dtype_bytes[dtype] + 24;  // of an element: the clients', the sum, u and the center
-  return std::clamp<int64_t>(cache_bytes() / 2 / bytes / granule * granule, granule, 4096);
+  return std::clamp<int64_t>(cache_bytes() / 2 / bytes / granule * granule, granule, 16384);
 }
 
 }  // namespace
@@ -58,12 +58,14 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
                  total.data() + row,
                  scale.data() + row,
                  buffer + sums_size,
+                 0,
                  slot};
     auto all_pieces = [&] {
       bool finite = true;
       for (int64_t done = 0; done < c.count; done += p.mix.count) {
         p.mix.begin = c.begin + done;
         p.mix.count = std::min(piece, c.count - done);
+        p.ahead = done + p.mix.count < c.count ? p.mix.count : 0;
         finite &= kernels().gram_times(p);
       }
       return finite;

@@ -19,7 +19,8 @@ def info() -> dict[str, Any]:
     if native:
         from fastagg import _cpu
 
-        simd = {"simd": _cpu.simd_level(), "simd_best": _cpu.simd_best()}
+        cache = f"{_cpu.cache_bytes() >> 10} KB per core, by which work is cut"
+        simd = {"simd": _cpu.simd_level(), "simd_best": _cpu.simd_best(), "cache": cache}
     return {
         "fastagg": version("fastagg"),
         "python": platform.python_version(),

@@ -30,7 +30,7 @@ template <class F> void at_every_level(const F& f) {
     CHECK(fastagg::set_simd(level), "%s", level);
     if (std::strcmp(fastagg::simd_level(), level) == 0) f();
   }
-  fastagg::set_simd(fastagg::simd_best());
+  fastagg::set_simd("auto");
 }
 
 }  // namespace test

@@ -6,7 +6,7 @@ int main(int count, char** arguments) {
   const struct {
     const char* name;
     void (*run)();
-  } tests[] = {{"products", test::products},         {"mixing", test::mixing},   {"conversions", test::conversions},
+  } tests[] = {{"products", test::products},         {"mixing", test::mixing},   {"times", test::times}, {"conversions", test::conversions},
                {"streaming", test::streaming},       {"threads", test::threads}, {"forking", test::forking},
                {"interrupting", test::interrupting}, {"waking", test::waking},   {"glance", test::glance}};
   for (const auto& t : tests)

@@ -28,9 +28,16 @@ void glance() {
         for (int64_t t = 0; t < T; ++t) check_gram(&g[t * R * R], &want[t * R * R], R, 0, "gram", c.numel[t]);
         check_outputs(c, used, out, true);
         CHECK(g == h && out == both, "gram_mix");
+        Outputs beside(c, M);
+        std::vector<double> columns(T * R * (2 + M));
+        gram_times(c.table(), {c.layer.data(), T, true, columns.data()}, beside.mix(c, used), threads);
+        CHECK(beside == out, "gram_times");
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t r = 0; r < R; ++r)
+            CHECK(columns[(t * R + r) * (2 + M)] == g[t * R * R + r * R + r], "squares of tensor %d", int(t));
         dots(c.table(), left.data(), c.row.data(), 1, 3, d.data(), threads);
         CHECK(d == want_dots, "dots");
-        read_all(c.table(), threads);
+        read_all(c.table(), 1000, threads);
       }
   });
   Cohort huge(130, {{F32, 40}, {BF16, 3}}, uniform);  // groups of rows, and the wide path

@@ -73,7 +73,7 @@ void every_kernel() {
   check_interrupted("dots", [&](int threads) {
     dots(narrow.table(), narrow.center.data(), narrow.row.data(), 1, 1, out.data(), threads);
   });
-  check_interrupted("read_all", [&](int threads) { read_all(narrow.table(), threads); });
+  check_interrupted("read_all", [&](int threads) { read_all(narrow.table(), 1 << 20, threads); });
   Outputs of_mix(many, 1), of_both(wide, 1);
   check_interrupted("mix", [&](int threads) { mix(many.table(), of_mix.mix(many, weights), threads); });
   check_interrupted("gram_mix",

@@ -14,7 +14,7 @@ namespace {
 
 // What every kernel makes of a cohort
 struct Results {
-  std::vector<double> each, total, with_mix, products;
+  std::vector<double> each, total, with_mix, products, times;
   Outputs mixed, mixed_with_gram;
   uint64_t read = 0;
 
@@ -26,16 +26,19 @@ struct Results {
     gram(c.table(), {c.layer.data(), T, false, total.data()}, threads);
     mix(c.table(), mixed.mix(c, weights), threads);
     gram_mix(c.table(), {c.layer.data(), T, false, with_mix.data()}, mixed_with_gram.mix(c, weights), threads);
+    times.resize(R * (2 + mixed.outputs));
+    gram_times(c.table(), {c.layer.data(), T, false, times.data()}, mixed_with_gram.mix(c, weights), threads);
     products.resize(mixed.outputs * c.clients);
     const std::vector<const void*> left(mixed.address.begin(), mixed.address.end());
     dots(c.table(), left.data(), c.row.data(), 1, mixed.outputs, products.data(), threads);
-    read = read_all(c.table(), threads);
+    read = read_all(c.table(), 1000, threads);
   }
   static bool same(const std::vector<double>& a, const std::vector<double>& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof a[0]) == 0;
   }
   bool operator==(const Results& o) const {
     return same(each, o.each) && same(total, o.total) && same(with_mix, o.with_mix) && same(products, o.products) &&
+           same(times, o.times) &&
            mixed == o.mixed && mixed_with_gram == o.mixed_with_gram && read == o.read;
   }
 };
@@ -133,7 +136,7 @@ void reading() {
           want += value;
         }
     at_every_level([&] {
-      for (int threads : {1, 3}) CHECK(read_all(c.table(), threads) == want, "offset %d", offset);
+      for (int threads : {1, 3}) CHECK(read_all(c.table(), 1000, threads) == want, "offset %d", offset);
     });
   }
 }

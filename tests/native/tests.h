@@ -5,6 +5,7 @@ namespace test {
 
 void products();      // gram and dots: every size, number of clients and address
 void mixing();        // mix and gram_mix, likewise; maxima of integers, marks of what is not finite
+void times();         // gram_times, likewise
 void conversions();   // every 16-bit float
 void streaming();     // outputs stored past the cache
 void threads();       // the same bits for any number; many callers; calls within calls

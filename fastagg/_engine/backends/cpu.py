@@ -12,7 +12,7 @@ from fastagg._engine.table import Table
 
 _level = os.environ.get("FASTAGG_SIMD")
 if _level and not _cpu.set_simd(_level):
-    raise ValueError(f"FASTAGG_SIMD={_level!r}: expected baseline, avx2 or avx512")
+    raise ValueError(f"FASTAGG_SIMD={_level!r}: expected auto, baseline, avx2 or avx512")
 
 
 def why_not(device: torch.device) -> str:
