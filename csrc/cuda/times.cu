@@ -9,22 +9,22 @@
 //
 // float32 may be too narrow for the squares of a row, or for u. The item's sums tell, and such items are done again in
 // float64, as those of the Gram are.
-#include "mix.h"
+#include "updates.h"
 
 namespace fastagg {
 namespace gpu {
 namespace {
 
-constexpr int threads = 128, lanes = 8, rows_at_once = threads / lanes;
-constexpr int most_elements = 512, least_elements = 128;
+constexpr int threads = times_threads, lanes = 8, rows_at_once = threads / lanes;
 constexpr int blocks_again = 256;
 template <class C> constexpr int blocks_per_sm = sizeof(C) == 4 ? 5 : 4;
 
-// A100 and H100 have about 75 KB of L2 cache for every block if five are on an SM. Part of it holds what was read
-// before; from 128 elements on a row's share is two cache lines or more.
-int piece_elements(int clients, size_t element_bytes) {
-  int n = most_elements;
-  while (n > least_elements && clients * element_bytes * n > 48 << 10) n /= 2;
+// A100 and H100 have about 75 KB of L2 cache for every block if five are on an SM; part of it holds what was read
+// before. A block's threads need at least so many elements to have one (a word) each.
+template <class S> int piece_elements(int clients) {
+  constexpr int least = threads * elements_at_once<S>;
+  int n = 4 * least;
+  while (n > least && clients * sizeof(S) * n > 48 << 10) n /= 2;
   return n;
 }
 
@@ -32,108 +32,13 @@ int piece_elements(int clients, size_t element_bytes) {
 constexpr double least_square = 0x1p-100, most_square = 0x1p100;
 constexpr float least_u = 0x1p-50f, most_u = 0x1p60f;
 
-template <class C> struct Scratch {
-  C *u, *g;                 // [elements]
-  double *scale, *inverse;  // [vectors]: a power of two that makes u as large as an update, whatever the weights
-  uint32_t* largest;        // [vectors]: bits of u's largest magnitude in the item
-
-  static size_t bytes(int vectors, int elements) {
-    return sizeof(C) * 2 * elements + (2 * sizeof(double) + sizeof(uint32_t)) * vectors;
-  }
-  __device__ Scratch(unsigned char* memory, int vectors, int elements) {
-    u = reinterpret_cast<C*>(memory), g = u + elements;  // first: they are read 16 bytes at a time
-    scale = reinterpret_cast<double*>(g + elements), inverse = scale + vectors;
-    largest = reinterpret_cast<uint32_t*>(inverse + vectors);
-  }
-};
-
-__device__ __forceinline__ double power_of_two(int exponent) {
-  const uint64_t bits = uint64_t(1023 + exponent) << 52;
-  double power;
-  memcpy(&power, &bits, sizeof power);
-  return power;
-}
-
-// e of the largest weight, which is in [2^(e - 1), 2^e); not so large that 2^e or 2^-e is not a number. Asked by a
-// warp.
-__device__ __forceinline__ int exponent_of(const double* weights, int clients) {
-  double most = 0;
-  for (int k = int(threadIdx.x % 32); k < clients; k += 32) most = fmax(most, fabs(weights[k]));
-#pragma unroll
-  for (int i = 16; i; i /= 2) most = fmax(most, __shfl_xor_sync(0xffffffffu, most, i));
-  uint64_t bits;
-  memcpy(&bits, &most, sizeof bits);
-  const int exponent = int(bits >> 52) - 1022;
-  return exponent < -1000 ? -1000 : exponent > 1000 ? 1000 : exponent;
-}
-
-// Adds clients [k, k + N) to u, and with MIXED to the weighted sum. All of them are loaded before the first is used.
-template <int N, class S, class C, bool MIXED, class A>
-__device__ __forceinline__ void add_updates(const Mix& m, int tensor, int64_t at, const double* weights, int k, C g,
-                                            double& u, A& sum) {
-  S x[N];
-#pragma unroll
-  for (int n = 0; n < N; ++n) x[n] = load(client_of<S>(m, tensor, k + n) + at);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-    const double w = weights[k + n];
-    u = multiply_add(double(C(widen(x[n])) - g), w, u);
-    if (MIXED) sum = multiply_add(A(widen(x[n])), A(w), sum);
-  }
-}
-
-// u of one element, before it is scaled; with MIXED the output as well, by the additions of mix_elements
-template <class S, class C, bool MIXED>
-__device__ __forceinline__ double sum_updates(const Times& t, const Mix& m, int tensor, int64_t at, int vector, C g) {
-  using A = typename Accumulator<S>::type;
-  const double* weights = m.weights + (int64_t(m.row[tensor]) * t.vectors + vector) * m.clients;
-  double u = 0;
-  A sum = 0;
-  int k = 0;
-#pragma unroll 1
-  for (; k + 8 <= m.clients; k += 8) add_updates<8, S, C, MIXED>(m, tensor, at, weights, k, g, u, sum);
-  if (k + 4 <= m.clients) add_updates<4, S, C, MIXED>(m, tensor, at, weights, k, g, u, sum), k += 4;
-  if (k + 2 <= m.clients) add_updates<2, S, C, MIXED>(m, tensor, at, weights, k, g, u, sum), k += 2;
-  if (k < m.clients) add_updates<1, S, C, MIXED>(m, tensor, at, weights, k, g, u, sum);
-  if (MIXED) {
-    const S y = rounded<S>(sum);
-    store(output_of<S>(m, tensor, vector) + at, y);
-    if (!(widen(y) - widen(y) == 0) && m.not_finite) m.not_finite[tensor] = 1;
-  }
-  return u;
-}
-
-// u, and with the first vector g, of elements [at, at + count); zeros after them
-template <class S, class C, bool MIXED>
-__device__ __forceinline__ void form(const Times& t, const Mix& m, const Scratch<C>& scratch, int tensor, int64_t at,
-                                     int count, int vector) {
-  const S* center = reinterpret_cast<const S*>(t.rows.address[int64_t(tensor) * t.rows.rows]) + at;
-  uint32_t size = 0;
-  for (int e = int(threadIdx.x); e < t.elements; e += threads) {
-    C g = 0, u = 0;
-    if (e < count) {
-      g = C(widen(load(center + e)));
-      const double sum = sum_updates<S, C, MIXED>(t, m, tensor, at + e, vector, g);
-      u = C(sum * scratch.scale[vector]);
-      if (sizeof(C) == 4) {
-        uint32_t magnitude = __float_as_uint(float(u)) & 0x7fffffffu;
-        if (magnitude == 0 && sum != 0) magnitude = 1;  // what has become zero must not be taken for it
-        size = magnitude > size ? magnitude : size;
-      }
-    }
-    scratch.u[e] = u;
-    if (vector == 0) scratch.g[e] = g;
-  }
-  if (sizeof(C) == 4 && size > scratch.largest[vector]) atomicMax(&scratch.largest[vector], size);
-}
-
 template <class C> struct Sums {
   C square = 0, along = 0, product = 0;
   uint32_t seen = 0;
 
-  // V elements d = x - g of a row, or x of the center itself, against the g and u of these elements
+  // V elements d = x - own g of a row, own being 0 for the center's and else 1, against the g and u of these elements
   template <bool FIRST, class S>
-  __device__ __forceinline__ void add(const Vector<S>& x, const C* g, const C* u, bool is_center) {
+  __device__ __forceinline__ void add(const Vector<S>& x, const C* g, const C* u, C own) {
     constexpr int V = per_vector<S>, P = per_vector<C> < V ? per_vector<C> : V;
 #pragma unroll
     for (int v = 0; v < V; v += P) {
@@ -142,7 +47,7 @@ template <class C> struct Sums {
 #pragma unroll
       for (int i = 0; i < P; ++i) {
         const C c = center.element[i];
-        const C d = C(widen(x.element[v + i])) - (is_center ? C(0) : c);
+        const C d = multiply_add(c, -own, C(widen(x.element[v + i])));  // rounded as x - c is
         product = multiply_add(d, other.element[i], product);
         if (!FIRST) continue;
         square = multiply_add(d, d, square);
@@ -193,7 +98,7 @@ __device__ __forceinline__ void multiply(const Times& t, const Scratch<C>& scrat
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const int from = e + n * lanes * V;
-        some.template add<FIRST>(x[n], scratch.g + from, scratch.u + from, row == 0);
+        some.template add<FIRST>(x[n], scratch.g + from, scratch.u + from, C(row > 0));
       }
       product += double(some.product);
       if (FIRST) square += some.squared(), along += double(some.along);
@@ -224,7 +129,7 @@ __device__ __forceinline__ void times_item(const Times& t, const Mix& m, const I
     for (int at = 0; at < count; at += t.elements) {
       const int left = min(t.elements, count - at);
       for (int i = 0; i < t.vectors; ++i) {
-        form<S, C, MIXED>(t, m, scratch, tensor, begin + at, left, i);
+        Former<S, C, MIXED>{t, m, scratch, tensor, i, begin + at}.form_all(left);
         __syncthreads();
         if (i == 0)
           multiply<S, C, true>(t, scratch, tensor, begin + at, left, i, sums, begins);
@@ -263,14 +168,14 @@ __global__ void __launch_bounds__(threads, blocks_per_sm<double>) times_again_ke
 }
 
 template <class S, class C> void go(const char* name, Times t, const Mix& m, Stream stream) {
-  t.elements = piece_elements(m.clients, sizeof(S));
+  t.elements = piece_elements<S>(m.clients);
   launch(name, m.outputs ? times_kernel<S, C, true> : times_kernel<S, C, false>, t.work.count, threads,
          Scratch<C>::bytes(t.vectors, t.elements), stream, t, m);
 }
 
 template <class S> void of_type(Times t, const Mix& m, Stream stream) {
   go<S, float>(m.outputs ? "times_mix" : "times", t, m, stream);
-  t.elements = piece_elements(m.clients, sizeof(S));
+  t.elements = piece_elements<S>(m.clients);
   launch("times_again", times_again_kernel<S>, min(t.work.count, blocks_again), threads,
          Scratch<double>::bytes(t.vectors, t.elements), stream, t, m);
 }
