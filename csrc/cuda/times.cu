@@ -17,7 +17,9 @@ namespace {
 
 constexpr int threads = times_threads, lanes = 8, rows_at_once = threads / lanes;
 constexpr int blocks_again = 256;
-template <class C> constexpr int blocks_per_sm = sizeof(C) == 4 ? 5 : 4;
+// What registers allow, with the loads of eight clients under way
+template <class S, class C, bool MIXED>
+constexpr int blocks_per_sm = sizeof(C) == 8 || (MIXED && elements_at_once<S> > 1) ? 4 : 5;
 
 // A100 and H100 have about 75 KB of L2 cache for every block if five are on an SM; part of it holds what was read
 // before. A block's threads need at least so many elements to have one (a word) each.
@@ -154,13 +156,13 @@ __device__ __forceinline__ void times_item(const Times& t, const Mix& m, const I
 }
 
 template <class S, class C, bool MIXED>
-__global__ void __launch_bounds__(threads, blocks_per_sm<C>) times_kernel(Times t, Mix m) {
+__global__ void __launch_bounds__(threads, blocks_per_sm<S, C, MIXED>) times_kernel(Times t, Mix m) {
   times_item<S, C, MIXED>(t, m, item_of(t.work, blockIdx.x));
 }
 
 // Items that float32 could not be trusted with, in float64. There are hardly ever any, so a few blocks look.
 template <class S>
-__global__ void __launch_bounds__(threads, blocks_per_sm<double>) times_again_kernel(Times t, Mix m) {
+__global__ void __launch_bounds__(threads, blocks_per_sm<S, double, false>) times_again_kernel(Times t, Mix m) {
   for (int64_t n = blockIdx.x; n < t.work.count; n += gridDim.x) {
     const Item item = item_of(t.work, n);
     if (t.flags[item.slot]) times_item<S, double, false>(t, m, item);
