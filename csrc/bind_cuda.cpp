@@ -100,6 +100,17 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
       py::arg("b_first"), py::arg("b_rows"), py::arg("triangle"), py::arg("centred"), py::arg("partial"),
       py::arg("flags"), py::arg("mix"), py::arg("tensor_cores"), py::arg("device"), py::arg("stream"));
   module.def(
+      "times",
+      [](int dtype, const Work& work, const Rows& rows, int vectors, int64_t partial, int64_t flags, const Mix& m,
+         int device, int64_t stream) {
+        const Times t{work, rows, vectors, pointer<double>(partial), pointer<int32_t>(flags), 0};
+        const Stream on = stream_of(device, stream);
+        py::gil_scoped_release release;
+        times(dtype, t, m, on);
+      },
+      py::arg("dtype"), py::arg("work"), py::arg("rows"), py::kw_only(), py::arg("vectors"), py::arg("partial"),
+      py::arg("flags"), py::arg("mix"), py::arg("device"), py::arg("stream"));
+  module.def(
       "reduce",
       [](int64_t partial, int64_t first_slot, int groups, int slices, int a_rows, int b_rows, bool triangle,
          int64_t group, int64_t total, int device, int64_t stream) {

@@ -51,6 +51,18 @@ def products(
     device: int,
     stream: int,
 ) -> None: ...
+def times(
+    dtype: int,
+    work: Work,
+    rows: Rows,
+    *,
+    vectors: int,
+    partial: int,
+    flags: int,
+    mix: Mix,
+    device: int,
+    stream: int,
+) -> None: ...
 def reduce(
     *,
     partial: int,

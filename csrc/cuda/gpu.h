@@ -66,6 +66,20 @@ Shape shape_of(int a_rows, int b_rows, bool triangle, bool tensor_cores);
 void products(int dtype, const Products&, const Mix& mix, bool tensor_cores, Stream);
 void mix(const Work&, const Mix&, Stream);  // items of any dtype; integers get the maximum
 
+// For the rows r = [g, w_1 - g, ..., w_K - g] of a table whose row 0 is g, and the u = sum_k v_k (w_k - g) of every
+// vector v, which are the weights of a mix: <r, r>, <r, g> and all <r, u> over every item, to partial[slot, r, column].
+struct Times {
+  Work work;
+  Rows rows;
+  int32_t vectors;
+  double* partial;   // [slots, rows, 2 + vectors]
+  int32_t* flags;    // [slots], zero: set where float32 products are not to be trusted
+  int32_t elements;  // of a piece; times() chooses it
+};
+// dtype: as of products. The mix says what the weights are; with mix.outputs (then as many as vectors) the weighted
+// sums are formed on the way.
+void times(int dtype, const Times&, const Mix& mix, Stream);
+
 // group[g, i, j] = the partial sums of slots [first_slot[g], first_slot[g + 1]), added in a fixed order; a triangle is
 // mirrored. total, unless null: the sum of the groups in their order.
 void reduce(const double* partial, const int32_t* first_slot, int groups, int slices, int a_rows, int b_rows,

@@ -25,13 +25,17 @@ template <class S> __device__ __forceinline__ S* output_of(const Mix& m, int ten
   return reinterpret_cast<S*>(m.out[int64_t(tensor) * m.outputs + output]);
 }
 
-// V elements that a thread has of a tensor: neighbours that are one aligned vector (V = per_vector), or single ones,
-// `stride` apart so that the lanes of a warp read neighbours.
+// V elements that a thread has of a tensor: neighbours that are one aligned vector (V = per_vector) or word, or single
+// ones, `stride` apart so that the lanes of a warp read neighbours.
 template <class S, int V, bool VECTOR> struct Elements {
+  static constexpr bool is_word = VECTOR && V < per_vector<S>;
   S element[V];
 
   __device__ __forceinline__ void load_from(const S* p, int stride) {
-    if (VECTOR) {
+    if constexpr (is_word) {
+      const auto word = load(reinterpret_cast<const typename Bits<V * sizeof(S)>::type*>(p));
+      memcpy(element, &word, sizeof element);
+    } else if (VECTOR) {
       const Vector<S> v = load_vector(p);
 #pragma unroll
       for (int i = 0; i < V; ++i) element[i] = v.element[i];
@@ -41,7 +45,11 @@ template <class S, int V, bool VECTOR> struct Elements {
     }
   }
   __device__ __forceinline__ void store_to(S* p, int stride) const {
-    if (VECTOR) {
+    if constexpr (is_word) {
+      typename Bits<V * sizeof(S)>::type word;
+      memcpy(&word, element, sizeof element);
+      store(reinterpret_cast<decltype(word)*>(p), word);
+    } else if (VECTOR) {
       Vector<S> v;
 #pragma unroll
       for (int i = 0; i < V; ++i) v.element[i] = element[i];

@@ -67,7 +67,7 @@ def report(request, tmp_path_factory):
 
 def test_no_kernel_spills(report):
     _, kernels = report
-    for word in ("products_kernel", "tensor_core_kernel", "mix_kernel", "reduce_slots"):
+    for word in ("products_kernel", "tensor_core_kernel", "mix_kernel", "times_kernel", "times_again", "reduce_slots"):
         assert any(word in name for name in kernels), word
     assert {name: facts["spilled"] for name, facts in kernels.items() if facts["spilled"]} == {}
 
@@ -86,22 +86,27 @@ def test_shared_memory_leaves_room_for_the_promised_blocks(report, cuda):
     import torch
 
     import fastagg
-    from helpers.cohort import make
+    from fastagg._engine import table as tables
+    from helpers.cohort import DTYPES, make
+    from helpers.kernels import times
 
     arch, kernels = report
     for K in (7, 15, 23, 24, 70):
         g, clients = make(K, {"a.weight": (40,)})
         fastagg.gram_mix(g, clients, torch.rand(K))
         fastagg.gram(g, clients)
+        for dtype in DTYPES:
+            times(cuda, tables.build(*make(K, {"a.weight": (40,)}, dtype)), torch.rand(3, K))
     cuda.tensor_cores = lambda device: True  # the fixture's, put back at its end
     fastagg.gram_mix(g, clients, torch.rand(70))
     fastagg.gram(g, clients)
     promised = {
         word: max(facts["blocks"] for name, facts in kernels.items() if word in name)
-        for word in ("products_kernel", "tensor_core_kernel", "reduce_slots")
+        for word in ("products_kernel", "tensor_core_kernel", "times", "reduce_slots")
     }
     launched = cuda.native.launched()
-    for word, start in (("products_kernel", "products"), ("tensor_core_kernel", "tensor"), ("reduce_slots", "reduce")):
+    starts = {"products_kernel": "products", "tensor_core_kernel": "tensor", "times": "times", "reduce_slots": "reduce"}
+    for word, start in starts.items():
         shared = max(bytes_ for name, (_, bytes_) in launched.items() if name.startswith(start))
         reserved = 1024  # of every block, by CUDA itself
         assert shared > 0
@@ -178,6 +183,18 @@ def test_rows_are_staged_four_or_two_at_a_time(code):
         if "products_kernel" in name or "tensor_core_kernel" in name:
             few = re.search(r"fLi128ELb0E|tensor_core_kernelI(?!f)", name)
             assert max(loads_under_way(listing, r"LDG\.E\.128.*")) >= (2 if few else 4), name
+
+
+def test_gram_times_reads_clients_as_mix_does_and_rows_by_vectors(code):
+    """u is formed from eight clients at a time, two elements of a 16-bit tensor in a load; rows are then multiplied by
+    four vectors (two of 16-bit elements) at a time, with every vector u and with the first"""
+    kernels = {name: listing for name, listing in code.items() if "times_kernel" in name}
+    assert len(kernels) == 8
+    for name, listing in kernels.items():
+        few = re.search(r"half|bfloat16", name)
+        word = r"LDG\.E\.64\.CONSTANT" if "Idd" in name else r"LDG\.E\.CONSTANT"
+        assert 8 in loads_under_way(listing, word), name
+        assert loads_under_way(listing, r"LDG\.E\.128.*") == ([2, 2] if few else [4, 4]), name
 
 
 def test_rows_are_read_and_written_by_global_instructions(code):

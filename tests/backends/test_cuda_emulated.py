@@ -10,10 +10,11 @@ import torch
 
 import fastagg
 from fastagg._engine import backends
+from fastagg._engine import table as tables
 from fastagg._engine.backends import plan
 from helpers import emulated
 from helpers.cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
-from helpers.kernels import gram_error, gram_tolerance, poisoned
+from helpers.kernels import gram_error, gram_tolerance, poisoned, times
 
 
 def every_dtype(K):
@@ -194,8 +195,12 @@ def test_blocks_fit_on_every_gpu(cuda):
         fastagg.gram_mix(g, clients, torch.rand(K))
         fastagg.mix(clients, torch.rand(5, K))
         torch.ops.fastagg.dots(list(g.values()), [v for sd in clients for v in sd.values()], [0], 1)
+        table = tables.build(g, clients)
+        times(cuda, table, torch.rand(5, K), out=[[torch.empty(40)] for _ in range(5)])
+        times(cuda, table, torch.rand(5, K))
     launched = cuda.native.launched()
     assert {"products", "products_mix", "products_again", "mix", "mix_several", "reduce_slots"} <= launched.keys()
+    assert {"times", "times_mix", "times_again"} <= launched.keys()
     for name, (threads, shared) in launched.items():
         assert threads <= 256, name
         assert shared <= 64 << 10, name

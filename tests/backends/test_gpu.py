@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import fastagg
 from fastagg._engine import backends
+from fastagg._engine import table as tables
 from helpers import every_method
 from helpers import kernels as checks
 from helpers.cohort import DTYPES, assert_same_bits, make
 from helpers.every_method import METHODS
-from helpers.kernels import SHAPES, assert_mixed, check_marks, gram_error, gram_tolerance
+from helpers.kernels import SHAPES, assert_mixed, check_marks, check_times, gram_error, gram_tolerance, times
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,6 +59,29 @@ def test_matches_the_reference(backend, dtype, K):
         assert_mixed(to(a, "cpu"), [to(sd, "cpu") for sd in clients], weights[m], dtype)
         if backend == "cuda":
             assert_same_bits(to(a, "cpu"), c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("K", "M"), [(1, 1), (5, 3), (15, 1), (20, 3), (31, 1), (33, 1), (130, 3), (400, 1)])
+def test_gram_times(backend, dtype, K, M):
+    table, chosen = tables.build(*cohort(K, dtype=dtype)), backends.choose(torch.device(DEVICE))
+    weights = torch.rand(M, K, dtype=torch.float64) - 0.2
+    plain = check_times(chosen, table, dtype, weights)
+    check_times(chosen, table, dtype, weights, per_layer=False)
+    out, mixed = ([[torch.full_like(t, float("nan")) for t in table.clients[0]] for _ in range(M)] for _ in range(2))
+    assert torch.equal(times(chosen, table, weights, out=out), plain)
+    chosen.mix(table, weights[None], np.zeros(table.T, np.int32), mixed)
+    for a, b in zip(out, mixed, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert torch.equal(times(chosen, table, weights.to(DEVICE)), plain)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_gram_times_of_values_whose_squares_leave_float32(backend, size):
+    g, clients = cohort(40, {"a.weight": (5000,)}, torch.float64, scale=1.0)
+    g, *clients = ({k: (v * size).float() for k, v in sd.items()} for sd in (g, *clients))
+    weights = torch.rand(2, 40, dtype=torch.float64)
+    check_times(backends.choose(torch.device(DEVICE)), tables.build(g, clients), torch.float32, weights)
 
 
 @pytest.mark.parametrize("K", [3, 70])

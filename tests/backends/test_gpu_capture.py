@@ -10,8 +10,10 @@ import torch
 
 import fastagg
 from fastagg._engine import backends
+from fastagg._engine import table as tables
 from helpers import emulated
 from helpers.cohort import assert_same_bits, make
+from helpers.kernels import times
 from helpers.pretended import GPU, Pretended
 
 SHAPES = {"a.weight": (40, 30), "a.bias": (7,), "bn.running_mean": (5,)}
@@ -68,11 +70,23 @@ def test_a_capture_neither_waits_nor_copies(gpu, cohort, where):
         lambda: fastagg.gram(g, clients),
     ]
     for call in calls:
-        with gpu.capture(), pytest.raises(RuntimeError, match="make the same call once before"):
-            call()
+        needs_one_call_before_a_capture(gpu, call)
+
+
+def needs_one_call_before_a_capture(gpu, call):
+    with gpu.capture(), pytest.raises(RuntimeError, match="make the same call once before"):
         call()
-        with gpu.capture():
-            call()
+    call()
+    with gpu.capture():
+        call()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("mix", [False, True])
+def test_a_capture_of_gram_times(gpu, cohort, where, mix):
+    weights, out = weights_on(gpu, where)[None], [list(gpu.put(cohort[0]).values())] if mix else None
+    needs_one_call_before_a_capture(gpu, lambda: times(backends.choose(GPU), tables.build(*cohort), weights, out=out))
+    assert gpu.reads == 0
 
 
 def test_the_pretended_device_notices_a_read(gpu, cohort):

@@ -6,19 +6,18 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 import fastagg
 from fastagg._engine import backends
-from helpers import environment
+from helpers import environment, interpreted
 from helpers import kernels as checks
 from helpers.cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
+from helpers.interpreted import DEVICE, cohort, moved
 from helpers.kernels import assert_mixed, check_marks, gram_error, gram_tolerance
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
-DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+pytest.importorskip("triton", reason="triton is not installed")
 WHY_NOT = backends.why_not("triton", DEVICE)
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")  # interpreted
 needs_kernels = pytest.mark.skipif(bool(WHY_NOT), reason=f"triton: {WHY_NOT}")
@@ -29,33 +28,7 @@ SMALL = {"a.weight": (33, 35), "a.bias": (7,), "b.weight": (5,)}
 
 @pytest.fixture(autouse=True)
 def _round_to_nearest(monkeypatch):
-    """The interpreter truncates to bfloat16 (triton 3.9), where every GPU rounds to nearest."""
-    if DEVICE.type == "cuda":
-        return
-    from triton.runtime import interpreter
-
-    usual, f32, bf16 = interpreter._convert_float, triton.language.float32, triton.language.bfloat16
-
-    def convert(x, source, target, mode):
-        if (source, target) == (f32, bf16):
-            return torch.from_numpy(np.ascontiguousarray(x)).bfloat16().view(torch.int16).numpy()
-        return x.astype(np.uint32) << 16 if (source, target) == (bf16, f32) else usual(x, source, target, mode)
-
-    monkeypatch.setattr(interpreter, "_convert_float", convert)
-
-
-def moved(sd, offset=0):
-    """The same values on DEVICE, every tensor `offset` elements off its allocation's alignment"""
-    out = {}
-    for key, value in sd.items():
-        memory = torch.empty(value.numel() + offset, dtype=value.dtype, device=DEVICE)
-        out[key] = memory[offset:].view(value.shape).copy_(value)
-    return out
-
-
-def cohort(K, shapes, dtype=torch.float32, *, offset=0, **options):
-    g, clients = make(K, shapes, dtype, **options)
-    return moved(g, offset), [moved(sd, offset) for sd in clients]
+    interpreted.convert_as_gpus_do(monkeypatch)
 
 
 def on_cpu(sd):
@@ -341,8 +314,9 @@ def _compiled_python(*args):
 
 
 def test_every_kernel_compiles_for_every_architecture(kernels):
+    names = {"products", "add_slots", "add_layers", "mix", "times", "find_scales", "add_items"}
     for arch in (80, 90, 100):
-        assert {k["kernel"] for k in kernels if k["arch"] == arch} == {"products", "add_slots", "add_layers", "mix"}
+        assert {k["kernel"] for k in kernels if k["arch"] == arch} == names
     assert all(k["cubin"] > 0 for k in kernels)
     for kernel in kernels:
         assert kernel.get("stack", 0) <= 128, kernel  # bytes a thread spills
@@ -357,7 +331,7 @@ def test_tensor_cores_only_for_large_cohorts(kernels):
 
 
 def test_aligned_tensors_are_read_16_bytes_at_a_time(kernels):
-    reading = [k for k in kernels if k["case"][1] == "torch.float32" and k["kernel"] in ("products", "mix")]
+    reading = [k for k in kernels if k["case"][1] == "torch.float32" and k["kernel"] in ("products", "mix", "times")]
     assert {k["case"][4] for k in reading} == {0, 1}
     for kernel in reading:
         assert (kernel["16 bytes"] > 0) == (kernel["case"][4] == 0), kernel

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fastagg._engine import table as tables
+from fastagg._engine.backends import reference
 from fastagg._engine.outputs import allocate
 from helpers.cohort import flat, make
 
@@ -79,3 +80,46 @@ def check_marks(backend, dtype, M, offset=0, sizes=(1, 33, 1100)):
     assert marked(backend, g, clients, torch.full((M, 3), 0.25), np.full_like(layer, -1)) == [
         key for key in expected if key[0] != "o"
     ]
+
+
+def times(backend, table, weights, row=None, *, per_layer=True, layer=None, out=None, marks=None):
+    """gram_times of a table, as the engine calls it; weights are [M, K], or [S, M, K] with the row of every tensor"""
+    weights = torch.as_tensor(weights, dtype=torch.float64)
+    if row is None:
+        weights, row = weights[None], np.zeros(table.T, np.int32)
+    layer = table.layout.gram_layer if layer is None else layer
+    return backend.gram_times(table, layer, len(table.layout.layers), per_layer, weights, row, out, marks)
+
+
+def times_scale(table, weights, row=None, *, per_layer=True, layer=None):
+    """What an error of gram_times is measured by, |r| |r|, |r| |g| and |r| |u_m| of its columns: [L or 1, K+1, 2+M]"""
+    weights = torch.as_tensor(weights, dtype=torch.float64)
+    if row is None:
+        weights, row = weights[None], np.zeros(table.T, np.int32)
+    layer = table.layout.gram_layer if layer is None else layer
+    squares = torch.zeros(len(table.layout.layers), table.K + 1 + weights.shape[1], dtype=torch.float64)
+    for t in np.flatnonzero(layer >= 0):
+        g = table.center[t].cpu().double().flatten()
+        updates = torch.stack([client[t].cpu().double().flatten() for client in table.clients]) - g
+        vectors = torch.cat([g[None], updates, weights[row[t]].cpu() @ updates])
+        squares[layer[t]] += (vectors * vectors).sum(1)
+    norms = (squares if per_layer else squares.sum(0, keepdim=True)).sqrt()
+    rows, us = norms[:, : table.K + 1], norms[:, table.K + 1 :]
+    others = torch.cat([rows[:, :1], us], 1)  # [L, 1 + M]
+    return torch.cat([(rows * rows)[:, :, None], rows[:, :, None] * others[:, None]], 2)
+
+
+def check_times(backend, table, dtype, weights, row=None, **options):
+    """gram_times against the reference; what it gives"""
+    got = times(backend, table, weights, row, **options)
+    how = {key: value for key, value in options.items() if key in ("per_layer", "layer")}
+    expected = times(reference, table, weights, row, **how)
+    scale = times_scale(table, weights, row, **how)
+    assert got.dtype == torch.float64
+    assert got.shape == expected.shape
+    difference = (got - expected).abs().cpu()
+    assert (difference[scale == 0] == 0).all()
+    tolerance = 4 * gram_tolerance(dtype, int(table.layout.numel.sum()) + table.K) if dtype == torch.float64 else 1e-6
+    worst = (difference[scale > 0] / scale[scale > 0]).max().item() if (scale > 0).any() else 0.0
+    assert worst <= tolerance, worst
+    return got

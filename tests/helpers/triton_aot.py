@@ -36,10 +36,17 @@ CASES = [
     *(("mix", dtype, 20, 1, 0) for dtype in (torch.int64, torch.bool)),
     ("mix", F32, 20, 1, 1),
     *(("dots", dtype, 20, 1, 0) for dtype in (F32, F64, BF16)),
+    *(
+        ("gram_times", dtype, K, 1, 0)
+        for dtype, K in ((F32, 5), (F32, 20), (F32, 40), (F64, 40), (BF16, 40), (F16, 20))
+    ),
+    ("gram_times", F32, 40, 1, 1),
+    *(("gram_times_mix", dtype, 40, M, 0) for dtype, M in ((F32, 1), (F32, 3), (BF16, 1))),
 ]
 # Architectures other than the first get what differs in kind only
 SHORT = [case for case in CASES if case[:3] in {("gram", F32, 5), ("gram", F32, 20), ("gram", F32, 70)} and not case[4]]
 SHORT += [("gram", F64, 70, 0, 0), ("gram_mix", F32, 20, 1, 0), ("mix", F32, 20, 1, 0), ("mix", F64, 20, 5, 0)]
+SHORT += [("gram_times", F32, 20, 1, 0), ("gram_times_mix", F32, 40, 1, 0)]
 
 
 def launches(cases) -> dict[tuple, tuple]:
@@ -68,8 +75,10 @@ def launches(cases) -> dict[tuple, tuple]:
             backend.mix(table, weights, row, out)
         elif function == "gram_mix":
             backend.gram_mix(table, row, 1, False, weights, row, out)
-        else:
+        elif function == "dots":
             backend.dots(table, out, row, 1)
+        else:
+            backend.gram_times(table, row, 1, False, weights, row, out if function == "gram_times_mix" else None)
     return found
 
 

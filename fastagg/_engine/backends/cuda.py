@@ -32,7 +32,7 @@ def current(device: torch.device) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What a call mixes: the arguments of mix"""
+    """What a call mixes: the arguments of mix. Nothing, if out is empty: then the call wants the weights alone."""
 
     weights: torch.Tensor
     row: np.ndarray
@@ -62,7 +62,7 @@ class Call:
 
 
 class Kernels:
-    """gram, mix, gram_mix and dots by a native module: fastagg._cuda, or the emulated one of the tests"""
+    """gram, mix, gram_mix, gram_times and dots by a native module: fastagg._cuda, or the emulated one of the tests"""
 
     def __init__(self, native: ModuleType, emulated: bool = False) -> None:
         if TYPE_CHECKING:
@@ -119,6 +119,29 @@ class Kernels:
     ) -> torch.Tensor:  # fmt: skip
         return self._gram(table, layer, layers, per_layer, Mixing(weights, row, out, not_finite))
 
+    def gram_times(
+        self, table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+        out: list[list[torch.Tensor]] | None = None, not_finite: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        R, M, device = table.K + 1, weights.shape[1], table.device
+        work, rest = plan.work(table.layout, layer, layers, plan.PRODUCT_BLOCKS), None
+        if out:  # what is not mixed on the way
+            rest = plan.work(table.layout, np.where(layer >= 0, -1, 0), 1, plan.MIX_ITEMS)
+        with current(device) as place:
+            mixing = Mixing(weights, row, out or [], not_finite)
+            call = self._call(table, plan.rows_with_center(table), mixing, rest, work)
+            partial = torch.empty(work.slots, R, 2 + M, dtype=torch.float64, device=device)
+            flags = torch.zeros(work.slots, dtype=torch.int32, device=device)
+            for code, first, count in work.launches:
+                self.native.times(
+                    code, call.products_work(first, count), call.rows, vectors=M, partial=partial.data_ptr(),
+                    flags=flags.data_ptr(), mix=call.mix, device=place[0], stream=place[1],
+                )  # fmt: skip
+            result = self._reduce(partial, call, layers, place, want_total=not per_layer)
+            if rest is not None:
+                self._launch_mix(call, rest, place)
+        return result
+
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
         address = np.concatenate([table.client_address, plan.addresses(left)], axis=1)  # [T, K + M]
         group = np.where(plan.is_floating(table.layout), row, -1)
@@ -173,7 +196,8 @@ class Kernels:
             addresses, aligned, numel, codes, *more = (x.data_ptr() for x in memory)
             rows, struct = native.Rows(address=addresses, aligned=aligned, rows=R), native.Mix()
         else:
-            row, to = mixing.row, plan.addresses(mixing.out)  # [T], [T, M]
+            row = mixing.row  # [T]
+            to = plan.addresses(mixing.out) if mixing.out else np.empty((table.T, 0), np.int64)  # [T, M]
             key += row.tobytes(), to.tobytes()
             wanted = key, lambda: arrays(row.astype(np.int32), to, plan.aligned(address, to))
             memory, weights = plan.upload_with_weights(table.device, wanted, mixing.weights)
@@ -207,19 +231,26 @@ class Kernels:
         device, native = table.device, self.native
         a_rows, b_rows, triangle, tensor_cores = form
         _, slices = native.shape(*form)
-
-        def matrices(n: int) -> torch.Tensor:
-            return torch.empty(n, a_rows, b_rows, dtype=torch.float64, device=device)
-
-        partial, flags = matrices(work.slots * slices), torch.zeros(work.slots, dtype=torch.int32, device=device)
+        partial = torch.empty(work.slots * slices, a_rows, b_rows, dtype=torch.float64, device=device)
+        flags = torch.zeros(work.slots, dtype=torch.int32, device=device)
         for code, first, count in work.launches:
             native.products(
                 code, call.products_work(first, count), call.rows, a_first=a_first, a_rows=a_rows, b_first=0,
                 b_rows=b_rows, triangle=triangle, centred=centred, partial=partial.data_ptr(), flags=flags.data_ptr(),
                 mix=mix, tensor_cores=tensor_cores, device=place[0], stream=place[1],
             )  # fmt: skip
-        by_group, total = matrices(groups), matrices(1) if want_total else None
-        native.reduce(
+        return self._reduce(partial, call, groups, place, slices, triangle, want_total)
+
+    def _reduce(
+        self, partial: torch.Tensor, call: Call, groups: int, place: tuple[int, int], slices: int = 1,
+        triangle: bool = False, want_total: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """partial [slots * slices, rows, columns] summed by groups, or over all: [groups or 1, rows, columns]"""
+        _, a_rows, b_rows = partial.shape
+        by_group, total = partial.new_empty(groups, a_rows, b_rows), None
+        if want_total:
+            total = partial.new_empty(1, a_rows, b_rows)
+        self.native.reduce(
             partial=partial.data_ptr(), first_slot=call.first_slot, groups=groups, slices=slices, a_rows=a_rows,
             b_rows=b_rows, triangle=triangle, group=by_group.data_ptr(), total=0 if total is None else total.data_ptr(),
             device=place[0], stream=place[1],
@@ -236,4 +267,5 @@ except ImportError as error:
         return _missing
 else:
     _native = Kernels(_cuda)
-    why_not, gram, mix, gram_mix, dots = _native.why_not, _native.gram, _native.mix, _native.gram_mix, _native.dots
+    why_not, gram, mix, gram_mix = _native.why_not, _native.gram, _native.mix, _native.gram_mix
+    gram_times, dots = _native.gram_times, _native.dots

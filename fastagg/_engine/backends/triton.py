@@ -6,6 +6,10 @@ and writes these to a slot of its own. Slots are then added in a fixed order: no
 A block that meets values whose squares leave float32 raises a flag and is done again in float64; the host never waits
 to learn whether one did.
 
+Gram times vectors: a block takes an item, and PIECE elements of all clients at a time. It forms u from them, then reads
+them again, from the cache (or has them in registers if they are few), and multiplies. Its sums are in its slot in
+memory, for the rows may be any number. Squares that leave float32 are dealt with as above.
+
 Mix: clients are added one after the other, each with an explicit fma, so that gram_mix, which cuts the work
 differently, gives the same bits.
 """
@@ -24,6 +28,7 @@ import triton.language as tl
 
 from fastagg._engine.backends import plan
 from fastagg._engine.backends import triton_kernels as kernels
+from fastagg._engine.backends import triton_times as times
 from fastagg._engine.table import DTYPE_CODE, Table
 
 _POINTEE = (tl.float32, tl.float64, tl.bfloat16, tl.float16, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8)  # by code
@@ -39,7 +44,7 @@ _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2]))  # older 
 
 
 class Mixing(NamedTuple):
-    """What a call mixes: the arguments of mix"""
+    """What a call mixes: the arguments of mix. Nothing, if out is empty: then the call wants the weights alone."""
 
     weights: torch.Tensor
     row: np.ndarray
@@ -81,6 +86,38 @@ def gram_mix(
     mixing = Mixing(weights, row, out, _not_finite_tensor(table, not_finite))
     _mix_where(layer < 0, table, mixing)
     return _gram(table, layer, layers, per_layer, mixing)
+
+
+def gram_times(
+    table: Table, layer: np.ndarray, layers: int, per_layer: bool, weights: torch.Tensor, row: np.ndarray,
+    out: list[list[torch.Tensor]] | None = None, not_finite: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    mixing = Mixing(weights, row, out or [], _not_finite_tensor(table, not_finite))
+    if out:
+        _mix_where(layer < 0, table, mixing)
+    layout, R, (S, M, _), address = table.layout, table.K + 1, weights.shape, plan.rows_with_center(table)
+    work = plan.work(layout, layer, layers, plan.PRODUCT_BLOCKS)
+    rows, numel, order, items, first_slot, to, weight_row, w, marks = _upload(table, address, work, mixing)
+    scales = _empty(table, 2, S, M)
+    _launch(table, times.find_scales, (S * M,), w, scales, table.K, S * M, CLIENTS_AT_ONCE=128, num_warps=1)
+    partial, squares = _empty(table, work.slots, R, 2 + M), _empty(table, work.slots, M)  # squares: of u
+    flags = torch.empty(work.slots, dtype=torch.int32, device=table.device)
+    args = rows, numel, order, items, R, partial, squares, flags, to, weight_row, w, scales, S * M, marks, M
+    group = 16 if R <= 16 else 32
+    usual = {"GROUP": group, "ALONE": group >= R, "PIECE": 128, "num_warps": 8}
+    for code, first, count in work.launches:
+        usual |= {"DTYPE": _POINTEE[code], "ALIGNED": _aligned((layer >= 0) & (layout.codes == code), address, mixing)}
+        wide, outputs = code == _F64, _outputs(len(mixing.out))
+        _launch(table, times.times, (count,), first, *args, WIDE=wide, AGAIN=False, OUTPUTS=outputs, **usual)
+        if not wide:
+            _launch(table, times.times, (count,), first, *args, WIDE=True, AGAIN=True, OUTPUTS=0, **usual)
+    parts, total, size = _empty(table, layers, R, 2 + M), _empty(table, 1, R, 2 + M), R * (2 + M)
+    grid = triton.cdiv(size, 128), layers
+    _launch(table, times.add_items, grid, partial, first_slot, parts, size, ENTRIES=128, SLOTS=16, num_warps=4)
+    if per_layer:
+        return parts
+    _launch(table, kernels.add_layers, grid[:1], parts, total, layers, size, ENTRIES=128, num_warps=4)
+    return total
 
 
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
@@ -164,7 +201,8 @@ def _upload(
 
     if mixing is None:
         return plan.upload(table.device, (key, arrays))[0]
-    row, to = mixing.row, plan.addresses(mixing.out)
+    row = mixing.row
+    to = plan.addresses(mixing.out) if mixing.out else np.empty((table.T, 0), np.int64)
     key += row.tobytes(), to.tobytes()
     wanted = key, lambda: [*arrays(), to, row.astype(np.int32)]
     memory, weights = plan.upload_with_weights(table.device, wanted, mixing.weights)
@@ -178,7 +216,7 @@ def _not_finite_tensor(table: Table, not_finite: torch.Tensor | None) -> torch.T
 
 
 def _aligned(which: np.ndarray, address: np.ndarray, mixing: Mixing | None) -> bool:
-    return bool(plan.aligned(address, *([plan.addresses(mixing.out)] if mixing else []))[which].all())
+    return bool(plan.aligned(address, *([plan.addresses(mixing.out)] if mixing and mixing.out else []))[which].all())
 
 
 def _outputs(M: int) -> int:
