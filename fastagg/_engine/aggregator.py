@@ -30,6 +30,7 @@ from fastagg._engine.weights import Weights
 R = TypeVar("R", Result, Results)
 Produces = Literal["global", "personalised", "clusters"]
 Reads = Literal["weights", "products", "pairs", "models"]
+Buffers = Literal["mean", "median"]
 Pass = Literal["gram", "mix", "gram_mix", "update"]
 
 
@@ -75,7 +76,7 @@ class Aggregator(Generic[R]):
     round_inputs: ClassVar[tuple[RoundInput, ...]] = ()
     client_values: ClassVar[tuple[ClientValue, ...]] = ()
     needs_global: ClassVar[bool] = True
-    buffers: ClassVar[Literal["mean", "median"]] = "mean"
+    buffers: ClassVar[Buffers] = "mean"
 
     params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
