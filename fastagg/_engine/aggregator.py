@@ -119,8 +119,7 @@ class Aggregator(Generic[R]):
         """Computes the round: weighs the clients, mixes their models, and describes the result"""
         weights = self.weights_of(cohort, **inputs)
         several = self.produces != "global"
-        if self.produces == "personalised" and weights.values.shape[-2:] != (cohort.K, cohort.K):
-            raise ValueError(f"{self.name}: its weights have shape {weights.values.shape}, expected a row per client")
+        weights.check_form(self.name, self.produces, cohort.K)
         try:
             models = cohort.mix(weights, several=several)
         except InputError as error:
@@ -133,7 +132,7 @@ class Aggregator(Generic[R]):
         return describe_several(models, cohort, weights) if several else describe(result, cohort, weights)  # type: ignore
 
     def weights_of(self, cohort: Cohort, **inputs: Any) -> Weights:
-        weights = Weights.of(self.weigh(cohort, **inputs))
+        weights = Weights.of(self.name, self.weigh(cohort, **inputs))
         if self.buffers == "median" and weights.others is None:
             weights.others = "median"
         return weights

@@ -14,13 +14,11 @@ import torch
 import fastagg
 from fastagg._engine import registry
 from fastagg.extend import (
-    ClientValue,
     ClusterAggregator,
     GlobalAggregator,
     PersonalisedAggregator,
     Range,
     RoundInput,
-    Weights,
 )
 from helpers.cohort import assert_same_bits, make
 
@@ -67,27 +65,6 @@ def test_a_method_registered_at_run_time(known):
         fastagg.uniform(g, clients, factors=[1, -1, 1])
 
 
-def test_a_method_that_is_wrong_ends_with_an_error():
-    g, clients = make(3, {"a.weight": (5, 4)})
-
-    class Short(Uniform):
-        """Too few weights."""
-
-        def weigh(self, cohort, factors=None):
-            return np.ones(cohort.K - 1)
-
-    class Blames(Uniform):
-        """Blames a client that is not there."""
-
-        def weigh(self, cohort, factors=None):
-            raise fastagg.BadClientError("client 9", {9: "it is not there"})
-
-    with pytest.raises(ValueError, match=r"weights have shape \(1, 2\), expected 3 in the last dimension"):
-        Short().aggregate(g, clients)
-    with pytest.raises(fastagg.BadClientError, match="client 9"):
-        Blames(on_bad_client="drop").aggregate(g, clients)
-
-
 def test_what_cannot_be_registered(known):
     fastagg.register(Uniform)
     with pytest.raises(ValueError, match=r"there is a method 'uniform' already: .*Uniform"):
@@ -105,7 +82,10 @@ def test_what_cannot_be_registered(known):
         ),
         (type("Gram", (GlobalAggregator,), {**facts("x"), "__doc__": "It."}), "'Gram' is the name of something else"),
         (type("M", (GlobalAggregator,), {**facts("methods"), "__doc__": "It."}), "'methods' is the name of something"),
-        (type("same", (GlobalAggregator,), {**facts("same"), "__doc__": "It."}), "name of both the class and the method"),
+        (
+            type("same", (GlobalAggregator,), {**facts("same"), "__doc__": "It."}),
+            "name of both the class and the method",
+        ),
         (with_fact(reads="foo"), r"Odd\.reads is 'foo', expected one of 'weights', 'products', 'pairs', 'models'"),
         (with_fact(buffers="mode"), r"Odd\.buffers is 'mode', expected one of 'mean', 'median'"),
         (with_fact(produces="two"), r"Odd\.produces is 'two', expected one of 'global', 'personalised', 'clusters'"),
@@ -193,38 +173,6 @@ threads = [threading.Thread(target=ask) for _ in range(6)]
 assert not failed, failed
 """
     subprocess.run([sys.executable, "-c", code.replace("import torch, fastagg", "import fastagg")], check=True)
-
-
-def test_results_of_other_kinds(known):
-    g, clients = make(4, {"a.weight": (5, 4), "b.weight": (3,)})
-
-    class Scored(Uniform):
-        """With an array."""
-
-        client_values = (ClientValue("score"),)
-
-        def weigh(self, cohort, factors=None):
-            return Weights(cohort.shares, about={"score": np.arange(cohort.K) * 1.0})
-
-    assert Scored().aggregate(g, clients).score.tolist() == [0, 1, 2, 3]
-    assert Scored().aggregate(g, clients, client_ids=list("dcba")).score.tolist() == [3, 2, 1, 0]
-
-    class Layers(Uniform):
-        """Of too many layers."""
-
-        def weigh(self, cohort, factors=None):
-            return np.ones((3, cohort.K))
-
-    class Few(PersonalisedAggregator):
-        """Too few models."""
-
-        def weigh(self, cohort):
-            return np.ones((2, cohort.K))
-
-    with pytest.raises(ValueError, match="for 3 layers, the model has 2"):
-        Layers().aggregate(g, clients)
-    with pytest.raises(ValueError, match="expected a row per client"):
-        Few().aggregate(g, clients)
 
 
 def facts(name):
