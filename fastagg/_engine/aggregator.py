@@ -123,10 +123,7 @@ class Aggregator(Generic[R]):
         try:
             models = cohort.mix(weights, several=several)
         except InputError as error:
-            better = self.explain(cohort, error, **inputs)
-            if better is error:
-                raise
-            raise better from error
+            raise self.explain(cohort, error, **inputs)  # noqa: B904  it may be the same
         result: Any = models if several else models[0]
         self.learn(cohort, weights, result)
         return describe_several(models, cohort, weights) if several else describe(result, cohort, weights)  # type: ignore
@@ -138,7 +135,7 @@ class Aggregator(Generic[R]):
         return weights
 
     def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
-        """Returns an error that says more than the one the mix raised: which input may have caused it"""
+        """Returns the error that the mix raised, or one that says more: which input may have caused it"""
         return error
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
