@@ -60,7 +60,7 @@ def check_any_number(method: str, option: str, value: Any) -> None:
 
 def check_integer(method: str, option: str, value: Any, low: float, high: float = float("inf")) -> None:
     """An integer in [low, high]"""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value <= high:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
         raise ValueError(f"{method}: {option}={value!r}; expected an integer{_bounds(low, high, strict=False)}")
 
 
