@@ -1,10 +1,10 @@
 """What a method is written with, in this package or in another: CONTRIBUTING.md has the recipe.
 
-GlobalAggregator, PersonalisedAggregator, ClusterAggregator    what a method derives from, by the models it gives
-register                           makes it known by its name
-Range, SetBy                       what an option's annotation says besides its type: Annotated[float, Range(0, 1)]
-RoundInput, ClientValue            what a method takes in a round, and what its result says of each client
-Cohort, Gram, Weights              the clients of a round, their inner products, and what a method decides
+GlobalAggregator, PersonalisedAggregator, ClusterAggregator    base classes: one model, one per client, one per cluster
+register                           adds a method, by its name
+Range, SetBy                       for annotations of options: Annotated[float, Range(0, 1)]
+RoundInput, ClientValue            what a method takes in a round, and what its result says about each client
+Cohort, Gram, Weights              the clients of a round, their inner products, and what a method returns
 ExampleRound, ExampleNet           for example_round(): what tests and benchmarks run
 float64, ratio, shares             arithmetic that methods share
 InputError, BadClientError         what to raise; the second leaves clients out with on_bad_client="drop"

@@ -30,6 +30,7 @@ from fastagg._engine.weights import Weights
 R = TypeVar("R", Result, Results)
 Produces = Literal["global", "personalised", "clusters"]
 Reads = Literal["weights", "products", "pairs", "models"]
+Buffers = Literal["mean", "median"]
 Pass = Literal["gram", "mix", "gram_mix", "times", "times_mix", "update"]
 
 
@@ -78,7 +79,7 @@ class Aggregator(Generic[R]):
     round_inputs: ClassVar[tuple[RoundInput, ...]] = ()
     client_values: ClassVar[tuple[ClientValue, ...]] = ()
     needs_global: ClassVar[bool] = True
-    buffers: ClassVar[Literal["mean", "median"]] = "mean"
+    buffers: ClassVar[Buffers] = "mean"
 
     params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
@@ -122,27 +123,23 @@ class Aggregator(Generic[R]):
         """Computes the round: weighs the clients, mixes their models, and describes the result"""
         weights = self.weights_of(cohort, **inputs)
         several = self.produces != "global"
-        if self.produces == "personalised" and weights.values.shape[-2:] != (cohort.K, cohort.K):
-            raise ValueError(f"{self.name}: its weights have shape {weights.values.shape}, expected a row per client")
+        weights.check_form(self.name, self.produces, cohort.K)
         try:
             models = cohort.mix(weights, several=several)
         except InputError as error:
-            better = self.explain(cohort, error, **inputs)
-            if better is error:
-                raise
-            raise better from error
+            raise self.explain(cohort, error, **inputs)  # noqa: B904  it may be the same
         result: Any = models if several else models[0]
         self.learn(cohort, weights, result)
         return describe_several(models, cohort, weights) if several else describe(result, cohort, weights)  # type: ignore
 
     def weights_of(self, cohort: Cohort, **inputs: Any) -> Weights:
-        weights = Weights.of(self.weigh(cohort, **inputs))
+        weights = Weights.of(self.name, self.weigh(cohort, **inputs))
         if self.buffers == "median" and weights.others is None:
             weights.others = "median"
         return weights
 
     def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
-        """Returns an error that says more than the one the mix raised: which input may have caused it"""
+        """Returns the error that the mix raised, or one that says more: which input may have caused it"""
         return error
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:

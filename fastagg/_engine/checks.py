@@ -39,17 +39,29 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def check_number(method: str, option: str, value: Any, low: float, high: float, *, strict: bool = False) -> None:
     """A finite number in [low, high]; strict: above low"""
     if not _is_number(value) or not abs(value) < float("inf") or not low <= value <= high or (strict and value == low):
-        bounds = f"{'>' if strict else '>='} {low}" + ("" if high == float("inf") else f" and <= {high}")
-        raise ValueError(f"{method}: {option}={value!r}; expected a number {bounds}")
+        raise ValueError(f"{method}: {option}={value!r}; expected a number{_bounds(low, high, strict)}")
+
+
+def _bounds(low: float, high: float, strict: bool) -> str:
+    bounds = [f"{'>' if strict else '>='} {low}"] if low > -float("inf") else []
+    bounds += [f"<= {high}"] if high < float("inf") else []
+    return f" {' and '.join(bounds)}" if bounds else ""
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_integer(method: str, option: str, value: Any, low: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{method}: {option}={value!r}; expected an integer >= {low}")
+def check_any_number(method: str, option: str, value: Any) -> None:
+    """A number, which may be infinite"""
+    if not _is_number(value) or value != value:
+        raise ValueError(f"{method}: {option}={value!r}; expected a number")
+
+
+def check_integer(method: str, option: str, value: Any, low: float, high: float = float("inf")) -> None:
+    """An integer in [low, high]"""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= int(value) <= high:
+        raise ValueError(f"{method}: {option}={value!r}; expected an integer{_bounds(low, high, strict=False)}")
 
 
 def check_flag(method: str, option: str, value: Any) -> None:

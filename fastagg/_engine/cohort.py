@@ -27,6 +27,7 @@ from fastagg._engine.unformed import UnformedGram
 from fastagg._engine.weights import Weights
 
 SERVER = -1  # the position of a model among the clients that nobody sent
+SQUARES_FIT = 1e70  # norms: a product of two squares of shorter ones is in the range of float64
 
 
 class Cohort:
@@ -256,6 +257,10 @@ class Cohort:
         lengths = [gram.model().host.norms().numpy()[: self.K] for gram in self._grams.values()]
         far = nonfinite.dominant(lengths[0]) if lengths else []
         words = "the clients' weights are not finite: products of the models' squares are beyond float64"
+        if not lengths or lengths[0].max() < SQUARES_FIT:
+            bad = {int(k) for w in weights for k in np.argwhere(~np.isfinite(w))[:, -1]}
+            names = nonfinite.listed([self.table.name(k) for k in sorted(bad) if k < self.K])
+            raise InputError(f"the method's weights are not finite: those of {names or 'the global model'}")
         raise nonfinite.too_large(self.table, far, words)
 
     def _without_data(self, table: Table, results: list[Result]) -> None:

@@ -20,11 +20,20 @@ class ClientValue:
 
     axis      along which the clients are
     missing   what stands there for a client that was left out
+
+    Integers and booleans stay what they are if missing is an integer (-1). Otherwise they become float64, as with NaN,
+    the default: in every round, whether or not a client was left out.
     """
 
     name: str
     axis: int = -1
     missing: float = float("nan")
+
+    def tensor(self, given: Any) -> torch.Tensor:
+        """What a method says, in a dtype that has `missing`"""
+        values = torch.as_tensor(given)
+        whole = not values.is_floating_point() and not float(self.missing).is_integer()
+        return values.to(torch.float64) if whole else values
 
 
 # What every result may have; a method declares its own besides, in Aggregator.client_values

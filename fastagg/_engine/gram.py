@@ -94,6 +94,7 @@ class Gram:
         [L, K, M]."""
         if isinstance(v, np.ndarray) and v.ndim == 1:
             return self._updates_on_host @ v
+        v = v if isinstance(v, np.ndarray) else v.double()
         G = self._updates_on_host if isinstance(v, np.ndarray) else self.updates()
         several = v.ndim == 2 + self.layerwise
         return G @ v if several else (G @ v[..., None])[..., 0]

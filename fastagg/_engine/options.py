@@ -4,6 +4,8 @@
     layerwise: bool = False                             True or False
     f: Annotated[int, Range(0)] = 1                     an integer >= 0
     lr: Annotated[float, Range(above=0)] | None = None  a number > 0, or None
+    clip: float = math.inf                              a number, which may be infinite, but not NaN
+    steps: int = 5                                      an integer
     head: Annotated[str, SetBy("head")] = "fc.weight"   a program that knows the model sets it, as the simulator does
 
 What an annotation cannot say, a method checks in check_options().
@@ -12,13 +14,14 @@ What an annotation cannot say, a method checks in check_options().
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fastagg._engine.checks import check_choice, check_flag, check_integer, check_number
+from fastagg._engine.checks import check_any_number, check_choice, check_flag, check_integer, check_number
 
 INFINITY = float("inf")
 
@@ -37,6 +40,16 @@ class Range:
         check_number(method, option, value, low, high, strict=self.above is not None)
         if self.below is not None and value == self.below:
             raise ValueError(f"{method}: {option}={value!r}; expected a number below {self.below:g}")
+
+    def integers(self) -> tuple[float, float]:
+        """The smallest and the largest integer that it allows"""
+        low = self.low if self.above is None else math.floor(self.above) + 1
+        high = self.high if self.below is None else math.ceil(self.below) - 1
+        return _whole(low, math.ceil), _whole(high, math.floor)
+
+
+def _whole(bound: float, rounded: Callable[[float], int]) -> float:
+    return rounded(bound) if math.isfinite(bound) else bound
 
 
 @dataclass(frozen=True)
@@ -70,11 +83,15 @@ class Option:
             check_choice(method, self.name, value, (*get_args(self.type), *([None] if self.optional else [])))
         elif self.type is bool:
             check_flag(method, self.name, value)
-        for extra in self.extras:
-            if isinstance(extra, Range) and self.type is int:
-                check_integer(method, self.name, value, int(extra.low))
-            elif isinstance(extra, Range):
-                extra.check(method, self.name, value)
+        ranges = [extra for extra in self.extras if isinstance(extra, Range)]
+        if self.type is int:
+            for some in ranges or [Range()]:
+                check_integer(method, self.name, value, *some.integers())
+        elif self.type is float and not ranges:
+            check_any_number(method, self.name, value)
+        else:
+            for some in ranges:
+                some.check(method, self.name, value)
 
 
 @cache

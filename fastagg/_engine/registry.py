@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from fastagg._engine.aggregator import Aggregator, Reads
+from fastagg._engine.aggregator import Aggregator, Buffers, ClusterAggregator, Produces, Reads
 from fastagg._engine.checks import suggest
 from fastagg._engine.inputs import RoundInput
 from fastagg._engine.options import options_of
@@ -34,14 +34,16 @@ def register(cls: C) -> C:
     Use it as a decorator. An installed package can announce its methods in the entry-point group "fastagg.methods"
     instead, so that the commands find them too.
     """
+    if not str(getattr(cls, "__module__", "")).startswith("fastagg."):
+        registry()  # the names that are taken
     problem = _problem(cls)
     if problem:
         raise TypeError(f"fastagg.register: {problem}")
-    if not cls.__module__.startswith("fastagg."):
-        registry()  # the names that are taken
-    known = _registered.get(cls.name)
-    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"there is a method {cls.name!r} already: {known.__module__}.{known.__qualname__}")
+    for known in _registered.values():
+        if _path(known) != _path(cls):
+            for name in {cls.name, cls.__name__} & {known.name, known.__name__}:
+                kind = "method" if name == known.name else "class"
+                raise ValueError(f"there is a {kind} {name!r} already: {_path(known)}")
     _registered[cls.name] = cls
     for name in (cls.name, cls.__name__):  # of a class that was registered before, and has changed
         vars(sys.modules["fastagg"]).pop(name, None)
@@ -58,8 +60,16 @@ def _problem(cls: Any) -> str:
         return f"{cls.__name__}.paper is empty; say where the method is from"
     if "__doc__" not in cls.__dict__ or not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
         return f"{cls.__name__} has no docstring; its first line describes the method, and then its options"
+    if cls.name == cls.__name__:
+        return f"{cls.name!r} is the name of both the class and the method; fastagg has one attribute for each"
     for name in {cls.name, cls.__name__} & _taken():
         return f"{name!r} is the name of something else in fastagg"
+    for fact, allowed in (("reads", Reads), ("produces", Produces), ("buffers", Buffers)):
+        if getattr(cls, fact) not in get_args(allowed):
+            expected = ", ".join(map(repr, get_args(allowed)))
+            return f"{cls.__name__}.{fact} is {getattr(cls, fact)!r}, expected one of {expected}"
+    if cls.produces == "clusters" and getattr(cls, "clusters", None) in (None, ClusterAggregator.clusters):
+        return f"{cls.__name__} has no property `clusters`, the client ids of every cluster (see ClusterAggregator)"
     try:
         declared = options_of(cls)
     except (NameError, TypeError, AttributeError) as error:
@@ -74,10 +84,15 @@ def _problem(cls: Any) -> str:
 
 
 def _taken() -> set[str]:
-    """Public names of fastagg that are no methods"""
+    """Names in fastagg that do not belong to methods, including those that have not been loaded yet"""
     package = sys.modules["fastagg"]
     names = {name for some in package._EXPORTS.values() for name in some.split()}
-    return names | {module.name for module in pkgutil.iter_modules(package.__path__)}
+    names |= {module.name for module in pkgutil.iter_modules(package.__path__)}
+    return names | (vars(package).keys() - {name for cls in _registered.values() for name in (cls.name, cls.__name__)})
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def registry() -> dict[str, type[Aggregator]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
 from fastagg._engine import forming
 from fastagg._engine import inputs as given_inputs
@@ -86,7 +85,7 @@ def run(
             order = [k for k in order if k not in bad]
     for value in method.client_values:
         if getattr(result, value.name, None) is not None:
-            setattr(result, value.name, torch.as_tensor(getattr(result, value.name)))
+            setattr(result, value.name, value.tensor(getattr(result, value.name)))
     result = in_callers_order(result, order, K, method.produces == "personalised", method.client_values)
     result.dropped = {ids[k]: bad[k] for k in sorted(bad)}
     if bad:

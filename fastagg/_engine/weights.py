@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+
+from fastagg._engine.numerics import float64
 
 
 @dataclass(eq=False)
 class Weights:
     """The new model is the sum over clients of values_k w_k. A plain array of values stands for Weights(values).
+
+    Tensors and lists are converted to float64 arrays.
 
     values        [K], or [L, K] for weights that differ by layer; for methods with M models [M, K] or [L, M, K]
     scale         parameters are multiplied by this, besides
@@ -20,7 +25,8 @@ class Weights:
     others_for    which tensors these are, [T] bool; default: those that are not parameters
     only_used     clients of weight 0 are not read for the parameters; the Gram has shown that they are finite
     with_gram     compute the Gram in the same read as the sum: for weights that did not need it
-    about         what the result says besides, by name: result.gamma, result.angles, ...
+    about         what the result says besides, by name: result.gamma, result.angles, ... Of methods with a model per
+                  cluster, "clusters" must be among them: the client ids of each model
     """
 
     values: np.ndarray
@@ -32,6 +38,41 @@ class Weights:
     with_gram: bool = False
     about: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.values = _array(self.values)
+        if self.others is not None and not isinstance(self.others, str):
+            self.others = _array(self.others)
+        if self.center is not None and not isinstance(self.center, float):
+            self.center = _array(self.center)
+        if self.others_for is not None:
+            self.others_for = np.asarray(self.others_for, dtype=bool)
+
     @classmethod
-    def of(cls, decided: Weights | np.ndarray) -> Weights:
-        return decided if isinstance(decided, Weights) else cls(np.asarray(decided, dtype=np.float64))
+    def of(cls, method: str, decided: Any) -> Weights:
+        """What weigh() returned"""
+        try:
+            weights = decided if isinstance(decided, Weights) else None if decided is None else cls(decided)
+        except (TypeError, ValueError):
+            weights = None
+        if weights is None or not weights.values.ndim:
+            what = type(decided).__name__ if decided is not None else None
+            raise TypeError(f"{method}: weigh() returned {what}, expected an array of weights, or Weights")
+        return weights
+
+    def check_form(self, method: str, produces: str, K: int) -> None:
+        """That there are as many models as the method has to give"""
+        shape = self.values.shape
+        if produces == "personalised" and shape[-2:] != (K, K):
+            raise ValueError(f"{method}: its weights have shape {shape}, expected a row per client")
+        if produces == "clusters":
+            clusters = self.about.get("clusters")
+            if not isinstance(clusters, list | tuple) or shape[-2:-1] != (len(clusters),):
+                said = f"{len(clusters)} clusters" if isinstance(clusters, list | tuple) else repr(clusters)
+                raise ValueError(
+                    f"{method}: its weights have shape {shape}, and about['clusters'] is {said}; expected a row, and a "
+                    "list of client ids, for each cluster"
+                )
+
+
+def _array(values: Any) -> np.ndarray:
+    return float64(values) if isinstance(values, torch.Tensor) else np.asarray(values, dtype=np.float64)

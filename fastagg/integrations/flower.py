@@ -42,8 +42,8 @@ class FastAgg(HasAggregator, FedAvg):
     """Flower's FedAvg with another aggregation: every method of fastagg, by its name and with its options.
 
     method         a name that fastagg.list_methods() lists, or an aggregator made by fastagg.aggregator()
-    round_inputs   what the method takes in each round besides models (fedlaw: {"proxy": loader}): a dict, or a function
-                   from the number of the round to one
+    round_inputs   further arguments of the method in each round (fedlaw: {"proxy": loader}): a dict, or a function that
+                   returns one for the number of the round
     options        FedAvg's own arguments (fraction_train, weighted_by_key, ...), and the method's
 
     Nodes are told apart by their ids, so what a method remembers of a client follows it over rounds. Round inputs that
@@ -61,7 +61,7 @@ class FastAgg(HasAggregator, FedAvg):
 
     Added to the metrics of a round: "fastagg-clients", the nodes used, and "fastagg-weights", their weights in that
     order (by layers: the mean over parameters); "fastagg-dropped", the nodes left out; "fastagg-coherence", where the
-    method computes a Gram.
+    method computes a Gram. A MetricRecord holds only numbers, so the reasons are in the log and in result.dropped.
 
     aggregator   the method; its save() and load() keep what it remembers
     result       of the last round, with full weights, Gram and more. Its tensors look into what is sent to clients and
@@ -106,6 +106,7 @@ class FastAgg(HasAggregator, FedAvg):
             return None, None
         arrays, used, about = self._server.aggregate(server_round, self._server.read(_by_node(valid), self._read_model))
         metrics = self._averaged(used, self.train_metrics_aggr_fn) or MetricRecord()
+        about["dropped"] = list(about["dropped"])  # a MetricRecord holds no text
         metrics.update({f"fastagg-{name}": value for name, value in about.items()})
         return arrays, metrics
 

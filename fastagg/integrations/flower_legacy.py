@@ -39,9 +39,10 @@ class FastAgg(HasAggregator, FedAvg):
     options        FedAvg's own arguments (fraction_fit, ...), and the method's
 
     Clients are told apart by their cid. Round inputs that clients report are read from their metrics; a list, which
-    this API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON too. The functions that
-    average metrics get no client with a loss or metric that is NaN or infinite. All else is as in
-    fastagg.integrations.flower.FastAgg, but for bfloat16: these clients send NumPy arrays, which have no such dtype.
+    this API cannot send, as JSON ("[3, 0, 7]"). Metrics that are lists are reported as JSON too; "fastagg-dropped" is a
+    JSON object, {"cid": "reason"}. The functions that average metrics get no client with a loss or metric that is NaN
+    or infinite. All else is as in fastagg.integrations.flower.FastAgg, but for bfloat16: these clients send NumPy
+    arrays, which have no such dtype.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class FastAgg(HasAggregator, FedAvg):
         if used and self.fit_metrics_aggregation_fn:
             whole = [r.origin for r in used if not not_finite(r.node, r.origin.metrics)]
             metrics = self.fit_metrics_aggregation_fn([(r.num_examples, r.metrics) for r in whole]) if whole else {}
-        told = {f"fastagg-{name}": json.dumps(v) if isinstance(v, list) else v for name, v in about.items()}
+        told = {f"fastagg-{name}": json.dumps(v) if isinstance(v, list | dict) else v for name, v in about.items()}
         return parameters, {**metrics, **told}
 
     def aggregate_evaluate(

@@ -121,20 +121,24 @@ class RoundServer:
                 "the global model is not known: where you override configure_train or configure_fit, call super()'s"
             )
         model, used, weights, coherence = None, [], [], None
+        why: dict[Any, str] = {reply.node: str(reply.model) for reply in replies if isinstance(reply.model, InputError)}
         try:
             given = self.round_inputs
             inputs = given(server_round) if callable(given) else given
-            self.result, model, mean, used = self._round(replies, inputs or {})
+            result, model, mean, used = self._round(replies, inputs or {})
+            self.result = result
+            why = dict(result.dropped)
             weights = _weights(mean, replies, used)
-            coherence = _coherence(self.result, weights)
+            coherence = _coherence(result, weights)
         except InputError as error:
             if not self.drops:
                 raise
             LOG.error("round %d: %s; the model stays as it was", server_round, error)
+            why = {reply.node: why.get(reply.node, str(error)) for reply in replies}
         kept = {reply.node for reply in used}
         about: dict[str, Any] = {
             "clients": [reply.node for reply in used], "weights": weights,
-            "dropped": [reply.node for reply in replies if reply.node not in kept],
+            "dropped": {reply.node: why[reply.node] for reply in replies if reply.node not in kept},
         }  # fmt: skip
         return model, used, about if coherence is None else {**about, "coherence": coherence}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,19 +39,19 @@ class FastAggAggregator(ModelAggregator):
     options              the method's options, {"layerwise": True}: a dict of plain data, so that job export keeps them
     on_bad_client        clients with NaN or infinity, other keys, shapes or dtypes, or a weight that is no number:
                          "raise" ends the job with an error that names client and key; "drop" leaves them out with a
-                         warning, and keeps the former global model if nobody is left
-    weight_key           where FLModel.meta says how much a client's data count. If no client has it, all count equally
-    aggregation_weights  {client name: factor} on top of that, 1 for those not named
+                         warning, and keeps the former global model if no client is left
+    weight_key           the entry of FLModel.meta with a client's data size. If no client has it, all count equally
+    aggregation_weights  {client name: factor} to multiply the data sizes by; default: 1
 
     The global model that adaptive methods compare with is the one sent to the clients, seen at the event
     BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. Round inputs that clients report (label_dist, local_steps,
     entropies, lengths) are read from FLModel.meta under that name; override round_inputs() for the others.
 
-    FULL models and DIFFs are both aggregated, torch tensors and NumPy arrays, to the like. Where the method needs the
-    global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare left on disk are
-    read one key at a time by methods whose weights do not depend on the models (FedAvg, FedDisco); others need them all
-    in memory. A result's meta has fastagg_weights (of the clients that were used), fastagg_dropped and, where known,
-    fastagg_coherence; as all meta of the global model, clients get to see it.
+    FULL models and DIFFs, of torch tensors or NumPy arrays, are aggregated to a model of the same kind. Where the
+    method needs the global model, DIFFs are added to it first, which takes a copy of every client. Tensors that NVFlare
+    left on disk are read one key at a time by methods whose weights do not depend on the models (FedAvg, FedDisco);
+    others need them all in memory. A result's meta has fastagg_weights (of the clients that were used), fastagg_dropped
+    ({client name: reason}) and, where known, fastagg_coherence. Clients can see it, like all meta of the global model.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class FastAggAggregator(ModelAggregator):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.BEFORE_TRAIN_TASK:
-            sent = FLModelUtils.from_shareable(fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE))
+            sent = FLModelUtils.from_shareable(cast(Any, fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)))
             self._global, self._number = sent.params, sent.current_round
 
     def reset_stats(self) -> None:
         """Forgets the round's models, not what the method remembers over rounds"""
         self._models: dict[str, FLModel] = {}
-        self._dropped: list[str] = []
+        self._dropped: dict[str, str] = {}
 
     def accept_model(self, model: FLModel) -> None:
         """Keeps the model, which keeps its files if it is on disk. What is wrong with it is said in aggregate_model:
@@ -113,12 +113,11 @@ class FastAggAggregator(ModelAggregator):
     def _aggregate(self) -> FLModel:
         self._models = dict(sorted(self._models.items()))  # the order of arrival must not show
         usable = {name: model for name, model in self._models.items() if _is_dict(model.params)}
-        types = Counter(model.params_type for model in usable.values())
+        types = Counter(_kind(model) for model in usable.values())
         kind = types.most_common(1)[0][0] if types else ParamsType.FULL
         names, (sizes, faults) = list(self._models), self._sizes()
         faults |= {
-            name: f"it sent {model.params_type}, others {kind}"
-            for name, model in usable.items() if model.params_type != kind
+            name: f"it sent {_kind(model)}, others {kind}" for name, model in usable.items() if _kind(model) != kind
         }  # fmt: skip
         faults |= dict.fromkeys(self._models.keys() - usable.keys(), "its params are no dict of names and tensors")
         params, result = None, None
@@ -130,11 +129,11 @@ class FastAggAggregator(ModelAggregator):
             if self.on_bad_client == "raise":
                 raise
             self.error(f"{self.method}: {error}; the model stays as it was")
-            self._dropped += self._models
+            self._dropped |= {name: faults.get(name, str(error)) for name in self._models}
             self._models = {}
         params = self._unchanged(kind) if params is None else params
         meta: dict[str, Any] = {"fastagg_weights": {}} if result is None else self._describe(result, names)
-        meta["fastagg_dropped"] = sorted(self._dropped)
+        meta["fastagg_dropped"] = dict(sorted(self._dropped.items()))
         meta["metrics_aggregation_info"] = {  # lets NVFlare 2.9 list every site's metrics, as with its own aggregation
             "metric_source": "client_reported_flmodel_metrics",
             "aggregation": {"method": "weighted_average", "weight_key": self.weight_key},
@@ -177,7 +176,9 @@ class FastAggAggregator(ModelAggregator):
     def _params(self, kind: ParamsType, faults: dict[str, str], sizes: dict[str, float]) -> tuple[dict[str, Any], Any]:
         """The aggregated params, and a Result that says how"""
         names = list(self._models)
-        whole = {name: model.params for name, model in self._models.items() if name not in faults}
+        whole: dict[str, Mapping[str, Any]] = {
+            name: model.params or {} for name, model in self._models.items() if name not in faults
+        }
         keys = self._keys(list(whole.values()))
         others = {name: sorted(params.keys() - set(keys)) for name, params in whole.items()}
         on_disk = any(_is_lazy(value) for params in whole.values() for value in params.values())
@@ -199,7 +200,7 @@ class FastAggAggregator(ModelAggregator):
                 return self._params(kind, faults | new, sizes)
             params.update(result)
             faults = faults | new
-        self._dropped += faults
+        self._dropped |= faults
         self._models = {name: model for name, model in self._models.items() if name not in faults}
         return params, result
 
@@ -281,6 +282,10 @@ def _is_finite(metric: Any) -> bool:
 
 def _is_dict(params: Any) -> bool:
     return callable(getattr(params, "keys", None)) and all(isinstance(key, str) for key in params)
+
+
+def _kind(model: FLModel) -> ParamsType:
+    return model.params_type or ParamsType.FULL
 
 
 def _is_lazy(value: Any) -> bool:

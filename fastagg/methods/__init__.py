@@ -1,2 +1,2 @@
-"""One file per aggregation method. Every module in this folder is loaded when methods are first asked for, so a method
-is there once its file is: CONTRIBUTING.md has the recipe."""
+"""One file per aggregation method. All modules of this folder are loaded when a method is first looked up, so a new
+file is a new method: CONTRIBUTING.md has the recipe."""

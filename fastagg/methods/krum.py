@@ -3,9 +3,9 @@
     s_k = sum of ||w_k - w_j||^2 over the K - f - 2 clients j nearest to k
     Krum takes the client of the smallest score; Multi-Krum the plain mean of the m of smallest scores.
 
-All distances are read off the Gram. Data shares play no part: a client's word about its size cannot be trusted either.
-Parameters of clients that are not taken are not read again. Whatever is not a parameter plays no part in the scores, so
-it is not taken from the clients chosen either: it becomes the coordinate-wise median over all of them.
+All distances are computed from the Gram. Data sizes are not used: a malicious client can report any size. Parameters of
+clients that are not chosen are not read again. Tensors that are not parameters do not affect the scores. They become
+the coordinate-wise median over all clients, because the chosen clients may have any values there.
 """
 
 from __future__ import annotations

@@ -93,10 +93,7 @@ class ServerOptimiser(GlobalAggregator):
         try:
             [result] = cohort.mix(weights if wide else _less_global(weights))
         except InputError as error:
-            better = error if self._method is None else self._method.explain(cohort, error, **inputs)
-            if better is error:
-                raise
-            raise better from error
+            raise error if self._method is None else self._method.explain(cohort, error, **inputs)  # noqa: B904
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
         deltas = cohort.wide_updates(weights) if wide else dict(values)
         with one_thread():

@@ -5,7 +5,8 @@ partition.py   who has which samples
 models.py      small networks of the papers
 train.py       what a client does, one by one or all at once
 config.py      every option of a run
-run.py         the rounds: choose, train, aggregate, evaluate, record
+simulation.py  the rounds: choose, train, aggregate, evaluate
+run.py         a whole run: records, checkpoints, resuming
 report.py      pictures of runs
 compare.py     several methods and seeds, and the table of them
 """

@@ -175,7 +175,9 @@ class Simulation:
         return (result if len(self.models) == 1 else None), before
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
-        plain = self.options.algorithm == "feddyn" and self.options.method == "fedavg"  # FedDyn's mean has no weights
+        server = self.server
+        by_size_alone = server.reads == "weights" and not server.round_inputs and not server.needs_global
+        plain = self.options.algorithm == "feddyn" and by_size_alone  # FedDyn's mean has no weights
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
@@ -186,7 +188,10 @@ class Simulation:
         needed = [spec for spec in self.server.round_inputs if spec.required]
         for spec in needed:
             if spec.kind not in KINDS:
-                raise ValueError(f"sim: {self.options.method} needs {spec.name}, which the simulator does not have")
+                raise ValueError(
+                    f"sim: {self.options.method} needs {spec.name}, which the simulator does not have: its kind is "
+                    f"{spec.kind!r}, expected one of {', '.join(map(repr, KINDS))} (see fastagg.extend.RoundInput)"
+                )
         return [spec.name for spec in needed]
 
     def round_inputs(self, present: list[int], updates: list[Update]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fastagg._engine.distributed import redistribute
 from fastagg.sim.config import from_dict
 from fastagg.sim.run import read_metrics, simulate
 from helpers import environment
-from helpers.distributed import clients, dtensors  # noqa: F401  these have the checks
+from helpers.distributed import clients, dtensors, errors  # noqa: F401  these have the checks
 from helpers.distributed.checks import a_rank_that_dies
 from helpers.distributed.parts import CHECKS
 

@@ -298,7 +298,7 @@ def test_the_option_is_checked(bad):
         fastagg.mix(clients, [1] * K, on_nonfinite="drop")
 
 
-def test_round_info_of_the_wrong_length_is_not_cut_to_fit():
+def test_a_round_input_of_the_wrong_length_is_not_cut_to_fit():
     g, clients = cohort()
     clients[3]["conv.weight"][0] = math.nan
     for method, info in ((fastagg.simprox, "lengths"), (fastagg.weiavg, "entropies"), (fastagg.fednova, "local_steps")):

@@ -13,19 +13,25 @@ import torch
 
 import fastagg
 from fastagg._engine import registry
-from fastagg.extend import ClientValue, GlobalAggregator, PersonalisedAggregator, Range, RoundInput, Weights
+from fastagg.extend import (
+    ClusterAggregator,
+    GlobalAggregator,
+    PersonalisedAggregator,
+    Range,
+    RoundInput,
+)
 from helpers.cohort import assert_same_bits, make
 
 
 @pytest.fixture
 def known():
     """Whatever is registered in a test is forgotten after it"""
-    before = dict(registry.registry())
+    before, names = dict(registry.registry()), set(dir(fastagg))
     yield registry.registry()
     registry._registered.clear()
     registry._registered.update(before)
-    for name in ("uniform", "Uniform"):
-        vars(fastagg).pop(name, None)
+    for name in vars(fastagg).keys() - names:
+        del vars(fastagg)[name]
     fastagg._load()
 
 
@@ -59,27 +65,6 @@ def test_a_method_registered_at_run_time(known):
         fastagg.uniform(g, clients, factors=[1, -1, 1])
 
 
-def test_a_method_that_is_wrong_ends_with_an_error():
-    g, clients = make(3, {"a.weight": (5, 4)})
-
-    class Short(Uniform):
-        """Too few weights."""
-
-        def weigh(self, cohort, factors=None):
-            return np.ones(cohort.K - 1)
-
-    class Blames(Uniform):
-        """Blames a client that is not there."""
-
-        def weigh(self, cohort, factors=None):
-            raise fastagg.BadClientError("client 9", {9: "it is not there"})
-
-    with pytest.raises(ValueError, match=r"weights have shape \(1, 2\), expected 3 in the last dimension"):
-        Short().aggregate(g, clients)
-    with pytest.raises(fastagg.BadClientError, match="client 9"):
-        Blames(on_bad_client="drop").aggregate(g, clients)
-
-
 def test_what_cannot_be_registered(known):
     fastagg.register(Uniform)
     with pytest.raises(ValueError, match=r"there is a method 'uniform' already: .*Uniform"):
@@ -97,6 +82,15 @@ def test_what_cannot_be_registered(known):
         ),
         (type("Gram", (GlobalAggregator,), {**facts("x"), "__doc__": "It."}), "'Gram' is the name of something else"),
         (type("M", (GlobalAggregator,), {**facts("methods"), "__doc__": "It."}), "'methods' is the name of something"),
+        (
+            type("same", (GlobalAggregator,), {**facts("same"), "__doc__": "It."}),
+            "name of both the class and the method",
+        ),
+        (with_fact(reads="foo"), r"Odd\.reads is 'foo', expected one of 'weights', 'products', 'pairs', 'models'"),
+        (with_fact(buffers="mode"), r"Odd\.buffers is 'mode', expected one of 'mean', 'median'"),
+        (with_fact(produces="two"), r"Odd\.produces is 'two', expected one of 'global', 'personalised', 'clusters'"),
+        (with_fact(produces="clusters"), "has no property `clusters`"),
+        (type("Odd", (ClusterAggregator,), {**facts("x"), "__doc__": "It."}), "has no property `clusters`"),
         (with_input("sizes"), "the round input 'sizes' has the name of another argument"),
         (with_input("params"), "the round input 'params' has the name"),
         (unreadable(), "annotations of Unreadable cannot be read: name 'Nope' is not defined"),
@@ -107,8 +101,32 @@ def test_what_cannot_be_registered(known):
         fastagg.register(type("Mine", (GlobalAggregator,), {**facts("fedavg"), "__doc__": "It."}))
 
 
+def with_fact(**fact):
+    return type("Odd", (GlobalAggregator,), {**facts("x"), **fact, "__doc__": "It."})
+
+
 def with_input(name):
-    return type("Odd", (GlobalAggregator,), {**facts("x"), "round_inputs": (RoundInput(name),), "__doc__": "It."})
+    return with_fact(round_inputs=(RoundInput(name),))
+
+
+@pytest.mark.parametrize(("cls", "name"), [("Krum", "their_krum"), ("krum", "theirs"), ("Theirs", "Krum")])
+def test_a_name_of_another_method_is_refused(known, cls, name):
+    own = fastagg.Krum, fastagg.krum
+    with pytest.raises(ValueError, match=r"there is a (class|method) '[Kk]rum' already: fastagg\.methods\.krum\.Krum"):
+        fastagg.register(type(cls, (GlobalAggregator,), {**facts(name), "__doc__": "It."}))
+    assert (fastagg.Krum, fastagg.krum) == own
+
+
+@pytest.mark.parametrize("name", ["sys", "import_module", "Any", "_load", "_EXPORTS", "__getattr__"])
+def test_a_name_that_the_package_uses_itself_is_refused(known, name):
+    for cls in (
+        type("Theirs", (GlobalAggregator,), {**facts(name), "__doc__": "It."}),
+        type(name, (GlobalAggregator,), {**facts("theirs"), "__doc__": "It."}),
+    ):
+        with pytest.raises(TypeError, match=f"'{name}' is the name of something else in fastagg"):
+            fastagg.register(cls)
+    assert name in vars(fastagg)
+    assert "fedavgm" in dir(fastagg)
 
 
 def unreadable():
@@ -155,38 +173,6 @@ threads = [threading.Thread(target=ask) for _ in range(6)]
 assert not failed, failed
 """
     subprocess.run([sys.executable, "-c", code.replace("import torch, fastagg", "import fastagg")], check=True)
-
-
-def test_results_of_other_kinds(known):
-    g, clients = make(4, {"a.weight": (5, 4), "b.weight": (3,)})
-
-    class Scored(Uniform):
-        """With an array."""
-
-        client_values = (ClientValue("score"),)
-
-        def weigh(self, cohort, factors=None):
-            return Weights(cohort.shares, about={"score": np.arange(cohort.K) * 1.0})
-
-    assert Scored().aggregate(g, clients).score.tolist() == [0, 1, 2, 3]
-    assert Scored().aggregate(g, clients, client_ids=list("dcba")).score.tolist() == [3, 2, 1, 0]
-
-    class Layers(Uniform):
-        """Of too many layers."""
-
-        def weigh(self, cohort, factors=None):
-            return np.ones((3, cohort.K))
-
-    class Few(PersonalisedAggregator):
-        """Too few models."""
-
-        def weigh(self, cohort):
-            return np.ones((2, cohort.K))
-
-    with pytest.raises(ValueError, match="for 3 layers, the model has 2"):
-        Layers().aggregate(g, clients)
-    with pytest.raises(ValueError, match="expected a row per client"):
-        Few().aggregate(g, clients)
 
 
 def facts(name):

@@ -62,6 +62,21 @@ def test_a_round(files, tmp_path, capsys):
     assert said.err == ""  # no bar where nobody looks
 
 
+@pytest.mark.parametrize("words", [["--on-bad-client", "drop"], ["--opt", "on_bad_client=drop"]])
+def test_a_damaged_file_is_left_out(words, files, capsys):
+    center, paths, out = files
+    write_raw(paths[1], {"x": 3})
+    common = ("--method", "fedavg", "--global", center, *paths, "-o", out)
+    for more in ([], ["--on-bad-client", "raise"], [*words, "--on-bad-client", "raise"]):
+        assert f"client 1 (id 'c1'): {paths[1]} is not a good safetensors" in failed(capsys, 1, *common, *more)
+    assert not out.exists()
+    assert run(*common, *words) == 0
+    assert "left out: c1" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run("--help")
+    assert "--on-bad-client {raise,drop}" in capsys.readouterr().out
+
+
 def test_state_options_and_lists(files, tmp_path, capsys):
     center, paths, _ = files
     (tmp_path / "sizes.json").write_text("[1, 2, 3, 4, 5, 6, 7]")

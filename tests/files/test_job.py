@@ -200,8 +200,11 @@ def test_clients_that_are_not_finite(name, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(NonFiniteError) as said:
         fastagg.aggregate_files(name, center, paths, out, memory=2_000_000)
-    with pytest.raises(NonFiniteError, match=re.escape(str(said.value))):
+    with pytest.raises(NonFiniteError) as in_memory:
         fastagg.aggregator(name).aggregate(g, clients, client_ids=IDS[:5])
+    files = ", ".join(str(paths[k]) for k in in_memory.value.clients)
+    assert str(said.value) == f"{in_memory.value}; in {files}"
+    assert said.value.reasons == in_memory.value.reasons
     assert os.listdir(out) == [] if out.exists() else True
     expected = fastagg.aggregator(name, on_bad_client="drop").aggregate(g, clients, client_ids=IDS[:5])
     found = fastagg.aggregate_files(name, center, paths, out, on_bad_client="drop", memory=2_000_000)
@@ -348,33 +351,3 @@ def test_memory_stays_small_whatever_the_models_size(tmp_path):
     anonymous, mapped = peak - before
     assert anonymous < 20e6, anonymous  # a single model is 64 MB
     assert 20e6 < anonymous + mapped < 100e6, mapped
-
-
-def test_bad_files_are_left_out(tmp_path):
-    """A file that is damaged, and a model of another form; neither is ever written to"""
-    g, clients = cohort()
-    center, paths = write_round(tmp_path / "in", g, clients)
-    write_raw(paths[1], {"x": 3})
-    save_file({key: value for key, value in clients[3].items() if key != "fc.bias"}, paths[3])
-    keep = [0, 2, 4, 5, 6]
-    expected = fastagg.fedawa(g, [clients[k] for k in keep], client_ids=[f"c{k}" for k in keep])
-    out = tmp_path / "new.safetensors"
-    found = fastagg.aggregate_files("fedawa", center, paths, out, on_bad_client="drop")
-    assert sorted(found.dropped) == ["c1", "c3"]
-    assert "is not a good safetensors file" in found.dropped["c1"]
-    assert found.dropped["c3"] == "key 'fc.bias' is missing"
-    assert_same_model(load_model(out), dict(expected))
-    assert found.logits.shape == (7,)
-    plan = Job("fedawa", center, paths, out, options={"on_bad_client": "drop"}).plan()
-    assert plan["clients"] == [f"c{k}" for k in keep]
-    for target, report in ((paths[1], None), (tmp_path / "x.safetensors", paths[1])):
-        before = paths[1].read_bytes()
-        with pytest.raises(InputError, match=r"is a client|which is used here"):
-            Job("fedavg", center, paths, target, options={"on_bad_client": "drop"})._check_free(report, "the report")
-        assert paths[1].read_bytes() == before
-    with pytest.raises(InputError, match="typo"):
-        fastagg.aggregate_files("fedavg", center, [*paths, tmp_path / "typo.safetensors"], out, on_bad_client="drop")
-    for path in paths:
-        write_raw(path, {"x": 3})
-    with pytest.raises(InputError, match="no client is left: none of 7 files can be used"):
-        fastagg.aggregate_files("fedavg", center, paths, out, on_bad_client="drop")

@@ -115,7 +115,7 @@ def test_bfloat16_with_a_broken_client_left_out(jobs):
     assert [sorted(w) for w in weights] == [["site-1", "site-3"]] * 3
     assert weights[0] != weights[1]  # FedAWA learned in between
     saved = job.saved()
-    assert saved["meta_props"]["fastagg_dropped"] == ["site-2"]
+    assert list(saved["meta_props"]["fastagg_dropped"]) == ["site-2"]
     dtypes = {key: value.dtype for key, value in saved["model"].items()}
     assert dtypes.pop("body.1.num_batches_tracked") == torch.int64
     assert set(dtypes.values()) == {torch.bfloat16}

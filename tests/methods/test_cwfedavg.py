@@ -200,7 +200,7 @@ def test_out_is_a_list():
         cwfedavg_class_models(g, clients, class_dist=rows, out=out)
 
 
-def test_the_class_and_its_round_info():
+def test_the_class_and_its_round_inputs():
     g, clients = make(3, SHAPES)
     server = CwFedAvg(scope="output")
     ids = server.aggregate(g, clients, client_ids=["x", "y", "z"], class_dist=counts(3))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fastagg._engine import table as tables
-from fastagg._engine.checks import InputError
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.outputs import list_of
 from fastagg._engine.result import Result
 from fastagg._engine.table import Out, StateDict, client_name
@@ -77,9 +77,12 @@ class DTensors:
                 shards = isinstance(sd, Mapping) and {key: self._shard(who, key, value) for key, value in sd.items()}
                 models.append(shards or sd)
             except InputError as error:
-                if not drops or not is_client:
+                if not is_client:
                     raise
-                models.append(InputError(str(error).removeprefix(f"{who}: ")))
+                reason = str(error).removeprefix(f"{who}: ")
+                if not drops:
+                    raise BadClientError(str(error), {at - (global_sd is not None): reason}) from error
+                models.append(InputError(reason))
         return (None, models) if global_sd is None else (models[0], models[1:])
 
     def out(self, out: Out) -> Out:

@@ -4,6 +4,10 @@ A round alternates between work that each rank does alone, which may fail on one
 all ranks must make. Before every such call they meet: each says in three numbers whether it has failed, and what it is
 about to do. If one has failed, or is about to do something else, all raise the same error. So nobody waits for a rank
 that is not coming; one that died ends the others by torch.distributed's own error.
+
+Functions here that raise an error delete their variable for it. An error refers to the frames it passed; a frame that
+refers to the error would keep both, and the process group with them, until the garbage collector comes. A group that
+is still there when the interpreter exits can abort the process, even after destroy_process_group.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fastagg._engine.table import InputError
+from fastagg._engine.checks import BadClientError, InputError
 
 INPUT_ERRORS = ("InputError", "BadClientError", "NonFiniteError", "OutOfRangeError")
 KNOWN = "_known_to_all_ranks"  # an attribute of errors that have been told, or that all ranks raise by themselves
@@ -65,15 +69,21 @@ class Peers:
 
     def tell(self, error: Exception) -> NoReturn:
         """Raises it, here and on all other ranks, unless they know"""
-        if getattr(error, KNOWN, False):
-            raise error
-        self._meet(failed=error)
-        raise error  # never reached: a rank has failed, so that raises
+        try:
+            if getattr(error, KNOWN, False):
+                raise error
+            self._meet(failed=error)
+            raise error  # never reached: a rank has failed, so that raises
+        finally:
+            del error
 
     def share(self, error: Exception) -> NoReturn:
         """Raises what every rank raises at this point"""
-        setattr(error, KNOWN, True)
-        raise error
+        try:
+            setattr(error, KNOWN, True)
+            raise error
+        finally:
+            del error
 
     def texts(self, mine: str) -> list[str]:
         """What each rank says. JSON, and never a pickle: what comes in is only ever read as text."""
@@ -114,22 +124,28 @@ class Peers:
     def _meet(self, what: int = 0, number: int = 0, failed: Exception | None = None) -> list[list[int]]:
         met = [t.tolist() for t in self.gather(torch.tensor([int(failed is not None), what, number]))]
         if any(status for status, _, _ in met):
-            told = "" if failed is None else json.dumps([type(failed).__name__, str(failed)])
-            said = [(r, *json.loads(text)) for r, text in enumerate(self.texts(told)) if text]
-            if failed is not None and len(said) == self.size and len({tuple(rest) for _, *rest in said}) == 1:
-                self.share(failed)  # all of them, with the same words
-            error = self._named(said)
-            setattr(error, KNOWN, True)
-            raise error from failed
+            try:
+                said = [[r, *json.loads(text)] for r, text in enumerate(self.texts(_told(failed))) if text]
+                if failed is not None and len(said) == self.size and all(rest == said[0][1:] for _, *rest in said):
+                    self.share(failed)  # all of them, with the same words
+                error = self._named(said)
+                setattr(error, KNOWN, True)
+                raise error from failed
+            finally:
+                error = failed = None
         return met
 
-    def _named(self, said: list[tuple[int, str, str]]) -> Exception:
-        (rank, name, message), *more = said
+    def _named(self, said: list[list[Any]]) -> Exception:
+        (rank, name, message, _), *more = said
         kind = InputError if name in INPUT_ERRORS else getattr(builtins, name, None)
         if kind not in (InputError, ValueError, TypeError, MemoryError, RuntimeError):
             kind, message = RuntimeError, f"{name}: {message}"
         also = f" (and so failed {len(more)} more of the {self.size} ranks)" if more else ""
-        return kind(f"rank {rank}: {message}{also}")
+        message = f"rank {rank}: {message}{also}"
+        if all(wrong for *_, wrong in said):  # with clients, on each rank that failed
+            found = [(k, f"on rank {r}, {reason}") for r, _, _, wrong in said for k, reason in wrong]
+            return BadClientError(message, dict(reversed(found)))  # of several ranks, the first
+        return kind(message)
 
     def _difference(self, facts: list[dict[str, str]]) -> InputError:
         for name in sorted({name for known in facts for name in known}, key=lambda name: (name != "step", name)):
@@ -138,6 +154,14 @@ class Peers:
             if other is not None:
                 return InputError(f"the ranks differ in {name}: {values[0]} on rank 0, {values[other]} on rank {other}")
         raise AssertionError("the ranks do not differ")
+
+
+def _told(error: Exception | None) -> str:
+    """What other ranks hear of an error: its class, its words, and what is wrong with which clients"""
+    if error is None:
+        return ""
+    wrong = list(error.reasons.items()) if isinstance(error, BadClientError) else []
+    return json.dumps([type(error).__name__, str(error), wrong])
 
 
 def digest(data: str | bytes) -> int:

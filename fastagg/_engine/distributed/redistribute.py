@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from fastagg._engine import table as tables
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.distributed.peers import Peers, brief
 from fastagg._engine.inputs import bad_clients, read_client_ids, read_sizes
 from fastagg._engine.outputs import to_numpy
 from fastagg._engine.result import Result, Results
-from fastagg._engine.table import InputError, Layout, StateDict
+from fastagg._engine.table import Layout, StateDict
 
 MOST_UNEVEN = 1.25  # the largest part, as a multiple of the mean: beyond it layers are cut too
 
@@ -152,7 +153,10 @@ def distribute(
     """
     peers = Peers(group)
     with peers.together():
-        table, ids, amounts = _checked(global_sd, my_client_sds, client_ids, sizes, bucket_bytes)
+        try:
+            table, ids, amounts = _checked(global_sd, my_client_sds, client_ids, sizes, bucket_bytes)
+        except BadClientError as error:  # its positions are of this rank's clients, and would mislead the others
+            raise InputError(str(error)) from error
         layout, center = table.layout, table.center
         assert center is not None
         form = {"keys": layout.keys, "shapes": layout.shapes, "dtypes": [str(dtype) for dtype in layout.dtypes]}

@@ -238,24 +238,27 @@ class OverGroup:
 
     def _checked(self, table: Table, work: Callable[[], Any]) -> Any:
         """What work gives; clients that are not finite on any rank raise on all"""
-        done, failed, bad = None, None, []
+        done, bad = None, []
+        failed: list[InputError] = []  # emptied before one is raised, see peers
         try:
             done = work()
         except nonfinite.NonFiniteError as error:
             at = list(range(table.K)) if table.positions is None else list(table.positions)
-            failed, bad = error, [at.index(k) for k in error.clients]
+            bad = [at.index(k) for k in error.clients]
+            failed.append(error)
         except InputError as error:
-            failed = error
-        seen = self.peers.agree({"step": "mixed"}, 2 if bad else int(failed is not None))
+            failed.append(error)
+        seen = self.peers.agree({"step": "mixed"}, 2 if bad else len(failed))
         if 2 in seen:
-            said = [json.loads(text) for text in self.peers.texts(json.dumps([bad, str(failed or "")]))]
+            said = [json.loads(text) for text in self.peers.texts(json.dumps([bad, *map(str, failed or [""])]))]
+            failed.clear()
             far = next(text for k, text in said if k)
             try:
                 nonfinite.check_clients(table, sorted({k for found, _ in said for k in found}), self._keys, far)
             except InputError as error:
                 self.peers.share(error)
-        if failed is not None:
-            self.peers.tell(failed)
+        if failed:
+            self.peers.tell(failed.pop())
         if 1 in seen:
             self.peers.agree({"step": "failed"})  # hears what the others raise
         return done

@@ -63,6 +63,11 @@ def parser() -> argparse.ArgumentParser:
         help='round inputs of the method: {"label_dist": {"id": [..], ..}}, or lists in the order of the files; inline '
         "or in a file",
     )  # fmt: skip
+    p.add_argument(
+        "--on-bad-client", choices=("raise", "drop"),
+        help="what to do with a client whose file is damaged, has another form, or holds NaN: end with an error, or "
+        "leave it out (default: raise)",
+    )  # fmt: skip
     p.add_argument("--state", metavar="FILE", help="state of the method: read if it exists, written at the end")
     p.add_argument("--memory", default="1GB", metavar="SIZE", help="memory to use (default: 1GB)")
     p.add_argument("--shard-size", default="5GB", metavar="SIZE", help="split larger models into files of this size")
@@ -124,6 +129,8 @@ def _job(args: argparse.Namespace) -> Job:
         options: dict[str, Any] = {}
         for text in [*filter(None, more.split(",")), *args.opt]:
             options |= key_value(text)
+        if args.on_bad_client is not None:
+            options["on_bad_client"] = args.on_bad_client
         if "layers" in options:
             raise ValueError("option 'layers': a function, which only Python can give")
         for key, value in options.items():

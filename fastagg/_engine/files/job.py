@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from fastagg._engine import forming, registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, suggest
+from fastagg._engine.files.clients import Unusable, ids_of, naming_files, open_client
 from fastagg._engine.files.file_result import FileResult
-from fastagg._engine.files.mapped import MappedModel, client_name_of, open_model
+from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
 from fastagg._engine.files.streamed import PASS_COST, InFiles, Progress
@@ -83,10 +83,10 @@ class Job:
         if global_path is None and self.server.needs_global:
             raise InputError(f"{self.server.name} needs the global model")
         self.center = None if global_path is None else open_model(global_path)
-        self.models = [self._open_client(path) for path in client_paths]
+        self.models = [open_client(path) for path in client_paths]
         if not self.models:
             raise InputError("no clients: no file was given")
-        self.ids = _ids(self.models, client_ids)
+        self.ids = ids_of(self.models, client_ids)
         self.sizes = _kept(sizes)
         self.inputs = {name: _kept(value) for name, value in self.inputs.items()}
         self._check_inputs()
@@ -101,17 +101,6 @@ class Job:
         self.state: StateFile | None = None
         self.begun = False  # to replace files
         self._check_memory()
-
-    def _open_client(self, path: str | os.PathLike) -> MappedModel | Unusable:
-        """A client's model; with on_bad_client="drop", what is wrong with its file where it cannot be read"""
-        try:
-            return open_model(path)
-        except InputError as error:
-            if self.server.on_bad_client == "raise" or not os.path.lexists(
-                path
-            ):  # a name that is mistyped is no client
-                raise
-            return Unusable(Path(path), client_name_of(Path(path)), error)
 
     @property
     def clients(self) -> list[MappedModel]:
@@ -170,11 +159,10 @@ class Job:
         access = self._access(writing, progress)
         g, clients = self.tensors
         try:
-            found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
+            with naming_files(self.models):
+                found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
             result = FileResult(self.server.name, self.ids)
-            about = ("weights", "mixing", "layers", "gram", "clusters", "dropped")
-            for name in (*about, *(value.name for value in self.server.client_values)):
-                setattr(result, name, getattr(found, name, None))
+            result.take_over(found)
             if report is not None and g is not None and (result.gram is None or not result.gram.formed):
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
@@ -234,10 +222,11 @@ class Job:
         g, clients = self.tensors
         server = self.server
         dropped: dict[int, str] = {}
-        table = tables.build(
-            g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
-            bad=dropped if server.on_bad_client == "drop" else None,
-        )  # fmt: skip
+        with naming_files(self.models):
+            table = tables.build(
+                g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
+                bad=dropped if server.on_bad_client == "drop" else None,
+            )  # fmt: skip
         passes = forming.passes(server, table, PASS_COST, self.inputs)
         written = len(self.ids) if server.produces == "personalised" else 1
         return {
@@ -281,6 +270,7 @@ class Job:
         """Now, not after a model has been read"""
         _, bad = read_inputs(self.server.name, self.server.round_inputs, self.inputs, self.ids)
         bad |= read_sizes(self.sizes, self.ids)[1]
+        bad |= {k: str(model.error) for k, model in enumerate(self.models) if isinstance(model, Unusable)}
         if bad and self.server.on_bad_client == "raise":
             raise bad_clients(bad, self.ids)
 
@@ -297,15 +287,6 @@ class Job:
 def _kept(given: Any) -> Any:
     """What can be read once is read now"""
     return list(given) if isinstance(given, Iterator) else given
-
-
-@dataclass(frozen=True)
-class Unusable:
-    """A client whose file cannot be read"""
-
-    path: Path
-    name: str
-    error: InputError
 
 
 def byte_count(name: str, value: int | str) -> int:
@@ -337,18 +318,3 @@ def _server(method: str | Aggregator, options: dict[str, Any]) -> tuple[Aggregat
     if server.group is not None:
         raise InputError(f"{server.name}: group= is for models spread over processes, not for files")
     return server, options, inputs
-
-
-def _ids(clients: Sequence[MappedModel | Unusable], given: Sequence[Any] | None) -> list[Any]:
-    given = [client.name for client in clients] if given is None else given
-    ids = [name.item() if isinstance(name, np.generic | torch.Tensor) else name for name in given]
-    if len(ids) != len(clients):
-        raise InputError(f"client_ids has {len(ids)} entries for {len(clients)} files")
-    seen: dict[Any, MappedModel | Unusable] = {}
-    for name, client in zip(ids, clients, strict=True):
-        other = seen.setdefault(name, client)
-        if other is not client:
-            raise InputError(
-                f"{other.path} and {client.path} are both client {name!r}: rename one, or name their folders instead"
-            )
-    return ids

@@ -158,7 +158,7 @@ def clients_of_another_form(group, rank, ranks):
         for a, b in zip(models(whole), got, strict=True):
             for key, value in slices_of(a, rank, ranks).items():
                 torch.testing.assert_close(b[key], value, rtol=2e-5, atol=2e-5)
-    raises(fastagg.InputError, "", lambda: fastagg.fedavg(
+    raises(fastagg.BadClientError, "", lambda: fastagg.fedavg(
         slices_of(g, rank, ranks), [{"conv.weight": clients[0]["conv.weight"]}], group=group))  # fmt: skip
 
 
@@ -281,8 +281,8 @@ def a_rank_that_fails(group, rank, ranks):
 
         server.combine = run_out
 
-    refuse(fastagg.InputError, "client 3: key 'fc.bias' has shape (7,), expected", there=other_shape)
-    refuse(fastagg.InputError, "client 0: its entry in sizes is -1.0, expected", more={"sizes": [-1.0] * K})
+    refuse(fastagg.BadClientError, "client 3: key 'fc.bias' has shape (7,), expected", there=other_shape)
+    refuse(fastagg.BadClientError, "client 0: its entry in sizes is -1.0, expected", more={"sizes": [-1.0] * K})
     refuse(fastagg.InputError, "the ranks differ in sizes: [3.0", more={"sizes": [1.0] * K}, prefix="")
     fewer = {"client_sds": [slices_of(sd, rank, ranks) for sd in everyone()[1:4]], "sizes": SIZES[:3]}
     refuse(fastagg.InputError, "the ranks differ in clients: 7 on rank 0, 3 on rank", more=fewer, prefix="")

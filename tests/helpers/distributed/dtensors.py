@@ -105,9 +105,8 @@ def what_is_wrong_with_dtensors(group, rank, ranks):
         return {"w": distribute_tensor(x, m, [p], src_data_rank=None)}
 
     def refuse(words, g, *clients, **more):
-        same_everywhere(
-            group, raises(fastagg.InputError, words, lambda: fastagg.fedawa(g, clients, group=group, **more))
-        )
+        kind = fastagg.BadClientError if words.startswith("client") else fastagg.InputError
+        same_everywhere(group, raises(kind, words, lambda: fastagg.fedawa(g, clients, group=group, **more)))
 
     unsummed = {"w": DTensor.from_local(x, mesh, [Partial()], run_check=False)}
     refuse("the global model: key 'w' is placed (Partial(sum),) on ranks", unsummed, unsummed)

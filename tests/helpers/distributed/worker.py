@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from helpers.distributed import clients, dtensors  # noqa: F401  these have the checks
+from helpers.distributed import clients, dtensors, errors  # noqa: F401  these have the checks
 from helpers.distributed.checks import a_rank_that_dies
 from helpers.distributed.parts import CHECKS, MESHES
 
