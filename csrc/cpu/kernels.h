@@ -48,6 +48,7 @@ struct TimesPiece {
   const void* center;
   const double* total;  // [M] sums of the weights
   const double* scale;  // [M] powers of two
+  const bool* uneven;   // [M] whether some weights are so small beside others that their clients' sum must be centred
   void* scratch;        // times_scratch_bytes(count, clients), 64-byte aligned
   int64_t ahead;        // elements from here to what is asked of memory meanwhile: the next piece, or 0 for nothing
   double* products;     // [K + 1, 2 + M]

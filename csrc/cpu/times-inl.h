@@ -8,17 +8,16 @@
 
 constexpr int vectors_in_a_sum = 32;
 
-// v_0 (w_0 - g) + ... of NK clients from k on, added to float64 sums. For float64 tensors, which need every digit, and
-// for 16-bit ones, whose mix has fewer; C = double: all in float64.
+// scale (v_0 (w_0 - g) + ...) of NK clients from k on, added to float64 sums. C = double: all in float64.
 template <class S, class C, int NK>
-inline void add_updates(const MixChunk& p, int64_t k, int64_t at, int64_t n, const C* g, VD* sum) {
+inline void add_updates(const MixChunk& p, double scale, int64_t k, int64_t at, int64_t n, const C* g, VD* sum) {
   using V = typename Vec<C>::V;
   constexpr int parts = sizeof(double) / sizeof(C);
   const S* src[NK];
   V w[NK];
   unroll<NK>([&](auto i) INLINE_LAMBDA {
     src[i] = (const S*)p.client[k + i] + at;
-    w[i] = V{} + C(p.weights[k + i]);
+    w[i] = V{} + C(scale * p.weights[k + i]);
   });
   for (int64_t e = 0; e < n; e += width<C>, sum += parts) {
     const V center = load_raw<V>(g + e);
@@ -35,11 +34,12 @@ inline void add_updates(const MixChunk& p, int64_t k, int64_t at, int64_t n, con
   }
 }
 
-template <class S, class C> void sum_updates(const MixChunk& p, int64_t at, int64_t n, const C* g, VD* sum) {
+template <class S, class C>
+void sum_updates(const MixChunk& p, double scale, int64_t at, int64_t n, const C* g, VD* sum) {
   for (int64_t v = 0; v < n / width<double>; ++v) sum[v] = VD{};
   int64_t k = 0;
-  for (; k + 8 <= p.clients; k += 8) add_updates<S, C, 8>(p, k, at, n, g, sum);
-  for (; k < p.clients; ++k) add_updates<S, C, 1>(p, k, at, n, g, sum);
+  for (; k + 8 <= p.clients; k += 8) add_updates<S, C, 8>(p, scale, k, at, n, g, sum);
+  for (; k < p.clients; ++k) add_updates<S, C, 1>(p, scale, k, at, n, g, sum);
 }
 
 // u = scale sum as compute type C
@@ -123,17 +123,20 @@ template <class S, class C> bool times_piece(const TimesPiece& p, int64_t at, in
     if (one.out) {
       sum_clients<S>(one, at, n, (typename Mixing<S>::A*)sum);
       finite &= store_sums((S*)one.out[m * one.out_stride] + at, n, (typename Mixing<S>::A*)sum, stream);
-    } else if (same_type<S, float>) {
-      sum_clients<S>(one, at, n, (typename Mixing<S>::A*)sum);
     }
-    if constexpr (same_type<S, float>) {  // in float64 the sum of the clients has digits enough to take it off there
+    // In float64 a sum of float32 clients has digits enough to subtract the center from that, if the clients with the
+    // largest weights do not stand still while those with tiny ones move. Others have not: float64 clients, which need
+    // every digit, and 16-bit ones, whose mix has float32 sums.
+    if (same_type<S, float> && !p.uneven[m]) {
+      if (!one.out) sum_clients<S>(one, at, n, (typename Mixing<S>::A*)sum);
       const VD total = VD{} + p.total[m];
       for (int64_t e = 0; e < n; e += width<double>)
-        sum[e / width<double>] -= total * widen(load_raw<HalfVF>((const float*)center + at + e));
+        sum[e / width<double>] -= total * widen(load_raw<HalfVF>((const char*)center + (at + e) * sizeof(float)));
+      round_sums(sum, n, p.scale[m], u);
     } else {
-      sum_updates<S, C>(one, at, n, g, sum);
+      sum_updates<S, C>(one, p.scale[m], at, n, g, sum);
+      round_sums(sum, n, 1.0, u);
     }
-    round_sums(sum, n, p.scale[m], u);
     if (m == 0)
       multiply_all<S, C, false>(p.mix, center, at, n, g, u, p.products, 2, p.ahead);
     else

@@ -26,10 +26,15 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
   int64_t rows = 0;  // of weights
   for (int64_t i = 0; i < t.tensors; ++i) rows = std::max<int64_t>(rows, m.row[i] + 1);
   std::vector<double> total(rows * m.outputs), scale(rows * m.outputs);
+  const auto uneven = std::make_unique<bool[]>(rows * m.outputs);
   for (int64_t i = 0; i < rows * m.outputs; ++i) {
     const double* v = m.weights + i * t.clients;
-    double largest = 0;
-    for (int64_t k = 0; k < t.clients; ++k) total[i] += v[k], largest = std::max(largest, std::fabs(v[k]));
+    double largest = 0, smallest = HUGE_VAL;
+    for (int64_t k = 0; k < t.clients; ++k) {
+      total[i] += v[k], largest = std::max(largest, std::fabs(v[k]));
+      if (v[k] != 0) smallest = std::min(smallest, std::fabs(v[k]));
+    }
+    uneven[i] = smallest < 0x1p-24 * largest;
     int exponent = 0;
     std::frexp(largest, &exponent);
     scale[i] = std::ldexp(1.0, -std::clamp(exponent, -1000, 1000));  // so that u is of the size of a client's update
@@ -57,6 +62,7 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
                  t.center[c.tensor],
                  total.data() + row,
                  scale.data() + row,
+                 uneven.get() + row,
                  buffer + sums_size,
                  0,
                  slot};

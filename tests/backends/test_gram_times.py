@@ -160,10 +160,19 @@ def test_difference_that_leaves_float32(kernels):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [1e100, 1e-100])
 def test_weights_of_any_size(kernels, dtype, size):
-    if kernels != "cuda" and dtype.itemsize == 2:  # the CPU multiplies these by float32 weights, as it does in a mix
-        size = size**0.3
     table = tables.build(*make(5, FEW, dtype))
     check_times(backend(), table, dtype, vectors(2, 5) * torch.tensor([[size], [1.0]], dtype=torch.float64))
+
+
+@each
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_client_that_stands_still_and_has_nearly_all_the_weight(kernels, dtype):
+    """What the others add to the sum must not be lost in the digits of its model"""
+    g, clients = make(5, FEW, dtype)
+    clients[2] = g
+    weights = 1e-20 * vectors(1, 5)
+    weights[0, 2] = 1.0
+    check_times(backend(), tables.build(g, clients, hints=False), dtype, weights)
 
 
 @each
