@@ -58,8 +58,7 @@ Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& r
   require(!out || (out->ndim() == 2 && out->shape(0) == weights.shape(1) && out->shape(1) == t.tensors),
           "out must be [M, T]");
   require(not_finite.size() == t.tensors, "not_finite must be [T]");
-  return {weights.data(), row.data(), weights.shape(1),
-          out ? reinterpret_cast<void* const*>(out->data()) : nullptr,
+  return {weights.data(), row.data(), weights.shape(1), out ? reinterpret_cast<void* const*>(out->data()) : nullptr,
           not_finite.mutable_data()};
 }
 

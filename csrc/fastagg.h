@@ -47,8 +47,8 @@ void mix(const Table&, const Mix&, int threads);
 void gram_mix(const Table&, const Gram&, const Mix&, int threads);  // both in one pass over the clients
 
 // Products of the Gram with the weights, without the Gram: O(K) operations per element instead of O(K^2). With rows
-// r = [g, w_1 - g, ..., w_K - g] and u_m = sum_k weights[row[t]][m][k] (w_k - g), gram.out is [layers or 1, K+1, 2 + M]:
-// <r, r>, <r, g> and <r, u_1>, ..., <r, u_M>. If mix.out is not null, the weighted sums are written as well.
+// r = [g, w_1 - g, ..., w_K - g] and u_m = sum_k weights[row[t]][m][k] (w_k - g), gram.out is [layers or 1, K+1, 2 +
+// M]: <r, r>, <r, g> and <r, u_1>, ..., <r, u_M>. If mix.out is not null, the weighted sums are written as well.
 void gram_times(const Table&, const Gram&, const Mix&, int threads);
 
 // out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its

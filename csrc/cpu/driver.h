@@ -34,7 +34,7 @@ class LayerSums {
 // Mixes a piece of a tensor of any dtype. sums: mix_sums_bytes(), 64-byte aligned.
 void mix_chunk(const Table&, const Mix&, bool streaming, int64_t tensor, int64_t begin, int64_t count, void* sums);
 bool wants_streaming(const Table&, const Mix&);
-int64_t mix_run();          // elements of a client that are read in one go: their sums stay in the second cache
-size_t mix_sums_bytes();    // of the sums of one run
+int64_t mix_run();        // elements of a client that are read in one go: their sums stay in the second cache
+size_t mix_sums_bytes();  // of the sums of one run
 
 }  // namespace fastagg

@@ -8,8 +8,8 @@ namespace fastagg {
 
 namespace {
 
-constexpr int group_rows = 128;                 // rows multiplied at once: their packed blocks stay in L2
-constexpr int64_t fused_bytes = 256 << 10;      // Gram, then mix, on a piece of every client that stays in L2
+constexpr int group_rows = 128;             // rows multiplied at once: their packed blocks stay in L2
+constexpr int64_t fused_bytes = 256 << 10;  // Gram, then mix, on a piece of every client that stays in L2
 
 int round_up4(int n) { return (n + 3) / 4 * 4; }
 // Rows cut into groups of equal size; a block of products is one pair of groups.
@@ -71,8 +71,7 @@ void gram_with_optional_mix(const Table& t, const Gram& g, const Mix* m, int thr
   const bool streaming = m && wants_streaming(t, *m);
   const size_t scratch_size = (scratch_bytes(rows.size, rows.groups > 1 ? rows.size : 0) + 63) / 64 * 64;
   std::vector<Buffer<char>> scratch;
-  for (int i = 0; i < threads; ++i)
-    scratch.push_back(aligned_buffer<char>(scratch_size + (m ? mix_sums_bytes() : 0)));
+  for (int i = 0; i < threads; ++i) scratch.push_back(aligned_buffer<char>(scratch_size + (m ? mix_sums_bytes() : 0)));
 
   auto compute = [&](int64_t item, double* slot, int worker) {
     const Chunk c = chunks[item / units];

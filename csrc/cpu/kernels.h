@@ -43,8 +43,8 @@ struct MixChunk {
 // the rows r = [center, client[0] - center, ...], *added* to products[r * (2 + M) + ..]: <r, r>, <r, center>, and
 // scale[m] <r, u_m>. mix says what u is the sum of, and where the weighted sums go, if anywhere (mix.out not null).
 struct TimesPiece {
-  MixChunk mix;         // mix.run is at least mix.count
-  bool wide;            // convert to float64 before multiplying
+  MixChunk mix;  // mix.run is at least mix.count
+  bool wide;     // convert to float64 before multiplying
   const void* center;
   const double* total;  // [M] sums of the weights
   const double* scale;  // [M] powers of two

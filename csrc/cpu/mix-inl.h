@@ -164,7 +164,8 @@ template <class S> bool mix(const MixChunk& p) {
     stream = (uintptr_t)((S*)p.out[m * p.out_stride] + p.begin) % 16 == 0;
   int64_t at = p.begin;
   VU finite = ~VU{};
-  const int64_t run = p.outputs == 1 ? p.run : 8192 / sizeof(S);  // several: the clients' stays in cache for all of them
+  const int64_t run =
+      p.outputs == 1 ? p.run : 8192 / sizeof(S);  // several: the clients' stays in cache for all of them
   while (at + lanes <= end) {
     int64_t stop = at + least(run, (end - at) / lanes * lanes), m = 0;
     if (p.outputs == 1) finite &= mix_one<S>(p, at, stop - at, stream), m = 1;

@@ -21,7 +21,6 @@ template <class T> void maximum(const MixChunk& p) {
   }
 }
 
-
 std::vector<int64_t> all_tensors(const Table& t) {
   std::vector<int64_t> order(t.tensors);
   for (int64_t i = 0; i < t.tensors; ++i) order[i] = i;
@@ -30,8 +29,7 @@ std::vector<int64_t> all_tensors(const Table& t) {
 
 }  // namespace
 
-void mix_chunk(const Table& t, const Mix& m, bool streaming, int64_t tensor, int64_t begin, int64_t count,
-               void* sums) {
+void mix_chunk(const Table& t, const Mix& m, bool streaming, int64_t tensor, int64_t begin, int64_t count, void* sums) {
   MixChunk p{t.dtype[tensor], t.client + tensor * t.clients,
              t.clients,       m.weights + m.row[tensor] * m.outputs * t.clients,
              m.outputs,       m.out + tensor,

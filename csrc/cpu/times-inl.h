@@ -56,8 +56,8 @@ inline void round_sums(const VD* sum, int64_t n, double scale, double* u) {
 // out[i * ld + ..] += <y_i, y_i>, <y_i, g> and <y_i, u> of NK rows y_i = src_i - g (CENTERED) or src_i; with ONLY_U the
 // last alone
 template <class S, class C, int NK, bool CENTERED, bool ONLY_U>
-inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n, int64_t ahead, double* out, int64_t ld,
-                          int column) {
+inline void multiply_rows(const S* const* src, const C* g, const C* u, int64_t n, int64_t ahead, double* out,
+                          int64_t ld, int column) {
   using V = typename Vec<C>::V;
   constexpr int w = width<C>;
   for (int64_t at = 0; at < n; at += vectors_in_a_sum * w) {

@@ -64,8 +64,8 @@ class Access(Protocol):
     def gram_times(
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
     ) -> tuple[UnformedGram, list[Result]]:
-        """Products of the Gram with the weights [S, M, K], in one read, without forming it. Tensors of one layer, or all
-        if not layerwise, must have the same row. With mix, also the M models."""
+        """Products of the Gram with the weights [S, M, K], in one read, without forming it. Tensors of one layer, or
+        all if not layerwise, must have the same row. With mix, also the M models."""
         ...
 
     def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:

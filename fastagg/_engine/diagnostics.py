@@ -23,7 +23,8 @@ class Diagnostics:
                               None if the Gram was not formed
     coherence                 of the cohort, 1/K sum_{i != j} l_i l_j cos(d_i, d_j) (FedLAW, Def. 5.1): []; None if the
                               Gram was not formed
-    distance_to_global        ||gamma sum_k l_k w_k - g||, how far the global model moves: []
+    distance_to_global        ||gamma sum_k l_k w_k - g||, how far the global model moves: []; None, as the next one, if
+                              the Gram was not formed and its product with the weights is not known
     shrink_ratio              ||gamma sum_k l_k d_k|| / ||(1 - gamma) g||, r of FedLAW (Eq. 4): what is learned relative
                               to what is shrunk; infinite if nothing is shrunk, for example with gamma = 1: []
     heterogeneity_coherence   cosine of the class distributions of the cohort and of all clients (FedLAW, Def. 5.2), 0
@@ -33,8 +34,8 @@ class Diagnostics:
     update_norms: Tensor
     cosine: Tensor | None
     coherence: Tensor | None
-    distance_to_global: Tensor
-    shrink_ratio: Tensor
+    distance_to_global: Tensor | None
+    shrink_ratio: Tensor | None
     heterogeneity_coherence: Tensor | None = None
 
 
@@ -63,19 +64,28 @@ def diagnostics(
         others = cosine.numpy() * (1 - np.eye(gram.K))
         coherence = torch.as_tensor((lam * _times(others, lam)).sum(-1) / max(len(gram.took_part), 1))
 
-    c, b = gram.host.global_square.numpy(), gram.host.along_global.numpy()
-    shrink = 1 - gamma * lam.sum(-1)  # the aggregate is g - shrink g + gamma sum l d
-    shrink = np.where(np.abs(shrink) < 1e-12, 0.0, shrink)  # weights sum to 1 up to rounding
-    learned = np.maximum(gamma**2 * (lam * (gram.host @ lam)).sum(-1), 0)
-    moved = np.maximum(shrink**2 * c - 2 * shrink * gamma * (lam * b).sum(-1) + learned, 0)
-    shrunk = np.abs(shrink) * np.sqrt(np.maximum(c, 0))
+    moved, shrink_ratio = _moved(gram.host, lam, gamma) if gram.host.knows(lam) else (None, None)
     return Diagnostics(
         update_norms=gram.norms().cpu(),
         cosine=cosine,
         coherence=coherence,
-        distance_to_global=torch.as_tensor(np.sqrt(moved)),
-        shrink_ratio=torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
+        distance_to_global=moved,
+        shrink_ratio=shrink_ratio,
         heterogeneity_coherence=None if class_dist is None else _heterogeneity(gram, lam, class_dist, population),
+    )
+
+
+def _moved(gram: Gram, lam: np.ndarray, gamma: float) -> tuple[Tensor, Tensor]:
+    """How far the global model moves, and what is learned relative to what is shrunk"""
+    c, b = gram.global_square.numpy(), gram.along_global.numpy()
+    shrink = 1 - gamma * lam.sum(-1)  # the aggregate is g - shrink g + gamma sum l d
+    shrink = np.where(np.abs(shrink) < 1e-12, 0.0, shrink)  # weights sum to 1 up to rounding
+    learned = np.maximum(gamma**2 * (lam * (gram @ lam)).sum(-1), 0)
+    moved = np.maximum(shrink**2 * c - 2 * shrink * gamma * (lam * b).sum(-1) + learned, 0)
+    shrunk = np.abs(shrink) * np.sqrt(np.maximum(c, 0))
+    return (
+        torch.as_tensor(np.sqrt(moved)),
+        torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
     )
 
 

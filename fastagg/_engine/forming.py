@@ -40,15 +40,13 @@ def passes(method: Aggregator, table: Table, pass_cost: float, inputs: Mapping[s
     declared = method.passes(table.layout, inputs)
     if is_wanted(method, table, pass_cost):
         return declared
-    products: list[Pass] = ["times"] * max(method.products(), 1)
+    products = max(method.products(), 1)
     found: list[Pass] = []
     for kind in declared:
-        if kind == "gram":
-            found += products
-        elif kind == "gram_mix":
-            found += ["times_mix", *products[1:]]
-        else:
-            found.append(kind)
+        fused = kind == "gram_mix"
+        found.append("times_mix" if fused else "times" if kind == "gram" else kind)
+        for _ in range(1, products if fused or kind == "gram" else 1):
+            found.append("times")
     return tuple(found)
 
 

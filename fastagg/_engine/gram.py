@@ -85,6 +85,10 @@ class Gram:
         """<d_k, mean of the d_j>: [K]"""
         return torch.from_numpy(self._updates_on_host.sum(-1) / max(len(self.took_part), 1))
 
+    def knows(self, v: np.ndarray) -> bool:
+        """Whether `gram @ v` is known, or can be computed"""
+        return True
+
     @overload
     def __matmul__(self, v: np.ndarray) -> np.ndarray: ...
     @overload

@@ -44,9 +44,7 @@ class UnformedGram(Gram):
         cls, columns: np.ndarray, vectors: np.ndarray, numel: Tensor, layers: tuple[str, ...] | None = None
     ) -> UnformedGram:
         """From what the kernel gives, [K+1, 2+M] or [L, K+1, 2+M], for vectors [M, K] or [L, M, K]"""
-        products = [
-            (vectors[..., m, :].copy(), columns[..., 1:, 2 + m].copy()) for m in range(columns.shape[-1] - 2)
-        ]
+        products = [(vectors[..., m, :].copy(), columns[..., 1:, 2 + m].copy()) for m in range(columns.shape[-1] - 2)]
         return cls(columns[..., 1:, 0].copy(), columns[..., 1:, 1].copy(), columns[..., 0, 0].copy(), products, numel,
                    layers)  # fmt: skip
 
@@ -103,13 +101,19 @@ class UnformedGram(Gram):
             out = self._times(given)
         return torch.from_numpy(out) if isinstance(v, Tensor) else out
 
-    def _times(self, v: np.ndarray) -> np.ndarray:
-        v = np.broadcast_to(v, self._diagonal.shape)
+    def knows(self, v: np.ndarray) -> bool:
+        return self.multiply is not None or self._known(np.broadcast_to(v, self._diagonal.shape)) is not None
+
+    def _known(self, v: np.ndarray) -> np.ndarray | None:
         for known, product in self._products:
             if np.array_equal(known, v) or np.array_equal(known, self._without_absent(v)):
                 return product
-        if not v.any():
-            return np.zeros_like(self._diagonal)
+        return None if v.any() else np.zeros_like(self._diagonal)
+
+    def _times(self, v: np.ndarray) -> np.ndarray:
+        v = np.broadcast_to(v, self._diagonal.shape)
+        if (known := self._known(v)) is not None:
+            return known
         if self.multiply is None:
             raise RuntimeError(
                 "this Gram was not formed, and its product with this vector was not computed in the round: pass "

@@ -288,6 +288,7 @@ def _weights(mean: Any, replies: list[Reply], used: list[Reply]) -> list[float]:
 
 def _coherence(result: Any, weights: list[float]) -> float | None:
     """FedLAW's, of the whole model, where the method has computed a Gram: to compute one for this would cost a read"""
-    if result.gram is None or not result.gram.formed:
+    if result.gram is None:
         return None
-    return float(fastagg.diagnostics(result.gram.model().present(), weights).coherence)
+    coherence = fastagg.diagnostics(result.gram.model().present(), weights).coherence
+    return None if coherence is None else float(coherence)

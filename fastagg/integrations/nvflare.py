@@ -243,8 +243,9 @@ class FastAggAggregator(ModelAggregator):
             meta["fastagg_weights"] = {name: w for name, w in weights.items() if name in self._models}
         if result.layers is not None:
             meta["fastagg_layers"] = list(result.layers)
-        if result.gram is not None and result.gram.formed:
-            meta["fastagg_coherence"] = fastagg.diagnostics(result.gram, result.weights).coherence.tolist()
+        coherence = None if result.gram is None else fastagg.diagnostics(result.gram, result.weights).coherence
+        if coherence is not None:
+            meta["fastagg_coherence"] = coherence.tolist()
         return meta
 
     def _metrics(self, sizes: dict[str, float]) -> dict[str, Any] | None:

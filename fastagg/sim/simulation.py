@@ -235,6 +235,8 @@ class Simulation:
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
         weights = None if weights is None else weights[here]
         seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
+        assert seen.coherence is not None  # the Gram is formed
+        assert seen.cosine is not None
         record = {
             "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
             "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),

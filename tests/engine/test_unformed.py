@@ -135,7 +135,9 @@ def test_one_vector_for_each_layer():
     g, clients = cohort()
     whole = fastagg.gram(g, clients, layerwise=True)
     v = torch.rand(3, K, dtype=torch.float64)
-    torch.testing.assert_close(fastagg.gram_times(g, clients, v[:, None], layerwise=True) @ v, whole @ v, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(
+        fastagg.gram_times(g, clients, v[:, None], layerwise=True) @ v, whole @ v, rtol=1e-5, atol=1e-9
+    )
 
 
 def test_what_was_not_computed_is_refused_with_a_remedy():
@@ -145,7 +147,7 @@ def test_what_was_not_computed_is_refused_with_a_remedy():
         lambda: gram.models(), lambda: gram @ torch.arange(7.0),
     )  # fmt: skip
     for look in looks:
-        with pytest.raises(RuntimeError, match="not formed.*gram='full'"):
+        with pytest.raises(RuntimeError, match=r"not formed.*gram='full'"):
             look()
     assert repr(gram).startswith("UnformedGram(K=7")
     seen = fastagg.diagnostics(gram, torch.ones(K))

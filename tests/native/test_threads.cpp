@@ -38,8 +38,7 @@ struct Results {
   }
   bool operator==(const Results& o) const {
     return same(each, o.each) && same(total, o.total) && same(with_mix, o.with_mix) && same(products, o.products) &&
-           same(times, o.times) &&
-           mixed == o.mixed && mixed_with_gram == o.mixed_with_gram && read == o.read;
+           same(times, o.times) && mixed == o.mixed && mixed_with_gram == o.mixed_with_gram && read == o.read;
   }
 };
 

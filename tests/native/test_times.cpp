@@ -45,9 +45,9 @@ struct Plain {
     for (int64_t l = 0; l < layers; ++l)
       for (int64_t r = 0; r < R; ++r)
         for (int64_t i = 0; i < C; ++i)
-          scale[(l * R + r) * C + i] =
-              std::sqrt(of_row[l * R + r]) *
-              std::sqrt(i == 0 ? of_row[l * R + r] : i == 1 ? of_row[l * R] : of_u[l * M + i - 2]);
+          scale[(l * R + r) * C + i] = std::sqrt(of_row[l * R + r]) * std::sqrt(i == 0   ? of_row[l * R + r]
+                                                                                : i == 1 ? of_row[l * R]
+                                                                                         : of_u[l * M + i - 2]);
   }
 };
 
@@ -71,9 +71,11 @@ void check_times(const Cohort& c, int64_t M, Fill fill, double tolerance = 1e-6)
     for (size_t i = 0; i < got.size(); ++i) {
       const double g = got[i], w = want.columns[i];
       const int64_t t = int64_t(i) / ((c.clients + 1) * (2 + M));
-      const double bound =
-          c.dtype[t] == F64 ? 4 * double(c.numel[t] + c.clients + 4) * 0x1p-53 * want.scale[i] : tolerance * want.scale[i];
-      CHECK(std::isnan(w) || std::isinf(w) ? !std::isfinite(g) : fill == small ? g == w : std::fabs(g - w) <= bound,
+      const double bound = c.dtype[t] == F64 ? 4 * double(c.numel[t] + c.clients + 4) * 0x1p-53 * want.scale[i]
+                                             : tolerance * want.scale[i];
+      CHECK(std::isnan(w) || std::isinf(w) ? !std::isfinite(g)
+            : fill == small                ? g == w
+                                           : std::fabs(g - w) <= bound,
             "dtype %d, K %d, M %d, %d elements: entry %d is %.17g, not %.17g", c.dtype[t], int(c.clients), int(M),
             int(c.numel[t]), int(i), g, w);
     }
@@ -98,7 +100,8 @@ void times() {
     check_times(Cohort(9, shapes(dtype, {1, 40, 777, 17000}), uniform), 2, uniform);
     for (int64_t K : {1, 2, 4, 7, 8, 10, 11, 21, 130})
       check_times(Cohort(K, shapes(dtype, {3, 37, 1100}), uniform), 1, uniform);
-    for (int offset : {0, 1, 2, 4, 17, 64}) check_times(Cohort(6, shapes(dtype, {1, 17, 600}), small, offset), 1, small);
+    for (int offset : {0, 1, 2, 4, 17, 64})
+      check_times(Cohort(6, shapes(dtype, {1, 17, 600}), small, offset), 1, small);
     for (double bad : {std::nan(""), HUGE_VAL}) {  // in its own row's square, and in all products with the sum
       Cohort c(3, shapes(dtype, {1, 33, 1030}), uniform);
       for (int64_t t = 0; t < c.tensors(); ++t) c.set(t, 1, c.numel[t] - 1, bad);

@@ -117,9 +117,8 @@ class LayerSums:
         """Raises where the Grams of so many layers at once take more than is allowed"""
         needed = layers * self.shape[0] * self.shape[1] * 8
         if layers > 1 and needed > self.most:
-            raise InputError(
-                f"the Grams of {layers} layers and {self.shape[0] - 1} clients take {needed / 1e9:.2g} GB: allow more memory"
-            )
+            clients, size = self.shape[0] - 1, f"{needed / 1e9:.2g} GB"
+            raise InputError(f"the Grams of {layers} layers and {clients} clients take {size}: allow more memory")
 
     def cut(self, slab: Slab) -> tuple[Slab, np.ndarray, np.ndarray]:
         """The slab with the layers that it does not hold whole cut into chunks; the row of the result that each piece's

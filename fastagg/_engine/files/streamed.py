@@ -129,7 +129,14 @@ class InFiles:
             part, tensors = slab.of(table), outs.of(slab)
             marks = not_finite_marks(part)
             columns = _kernels(table).gram_times(
-                part, sum_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors if mix else None, marks
+                part,
+                sum_row,
+                len(layers),
+                True,
+                torch.from_numpy(weights),
+                row[slab.t],
+                tensors if mix else None,
+                marks,
             )
             outs.mark(slab, marks)
             sums.add(layers, columns)
