@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 import torch
@@ -43,9 +44,14 @@ class Cohort:
     def bytes(self) -> int:
         return self.K * sum(v.numel() * v.element_size() for v in self.global_sd.values())
 
-    def floors(self) -> dict[str, Callable[[], object]]:
+    @cached_property
+    def reader(self) -> measure.Reader:
+        return measure.read_once(self.client_sds)
+
+    def floors(self, multiply_adds: bool = True) -> dict[str, Callable[[], object]]:
         """R, one read of the clients, and F, the Gram's multiply-adds at the peak of the cores"""
-        return {"R": measure.read_once(self.client_sds), "F": measure.multiply_adds(self.global_sd, self.K)}
+        floors: dict[str, Callable[[], object]] = {"R": self.reader}
+        return floors | {"F": measure.multiply_adds(self.global_sd, self.K)} if multiply_adds else floors
 
 
 _made: dict[tuple, Cohort] = {}
@@ -79,8 +85,11 @@ def cohorts(*wanted: tuple) -> pytest.MarkDecorator:
 def contest(benchmark) -> Callable[..., None]:
     """contest(cohort, "fedavg", job, others, memory=False): times job against others, all without arguments"""
 
-    def run(cohort: Cohort, name: str, ours, others: dict[str, Callable], *, memory: bool = False, **info) -> None:
-        others = cohort.floors() | others
+    def run(
+        cohort: Cohort, name: str, ours, others: dict[str, Callable], *, memory: bool = False,
+        multiply_adds: bool = True, **info,
+    ) -> None:  # fmt: skip
+        others = cohort.floors(multiply_adds) | others
         times: dict[str, list[float]] = {other: [] for other in others}
         first = {other: measure.timed(job) for other, job in others.items()} | {name: measure.timed(ours)}
         slow = {other for other in others if first[other] > SLOW}
@@ -100,6 +109,7 @@ def contest(benchmark) -> Callable[..., None]:
             "job": name, "model": cohort.model, "K": cohort.K, "dtype": cohort.dtype, "bytes": cohort.bytes,
             "numel": sum(v.numel() for v in cohort.global_sd.values()), "threads": torch.get_num_threads(),
             "simd": fastagg.info()["simd"], "cpu": measure.cpu_name(), "torch": torch.__version__,
+            "reader": cohort.reader.piece,
             "ms": {job: _summary(seconds) for job, seconds in times.items()}, **info,
         }  # fmt: skip
         if memory:

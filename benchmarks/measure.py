@@ -61,19 +61,24 @@ def faster(usual: float, ours: float) -> str:
 PIECES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # elements that a reader takes of a client at a time
 
 
-def read_once(client_sds: list[dict]) -> Callable[[], object]:
-    """One read of the clients' bytes with the threads the kernels use, by the fastest of several readers: R, the floor.
-    read_once(...).piece says which"""
+@dataclass
+class Reader:
+    """Reads the clients' bytes once, with the threads the kernels use, in pieces of so many elements"""
+
+    table: table.Table
+    piece: int
+
+    def __call__(self) -> int:
+        t = self.table
+        return _cpu.read_all(t.client_address, t.layout.numel, t.layout.codes, self.piece, torch.get_num_threads())
+
+
+def read_once(client_sds: list[dict]) -> Reader:
+    """R, the floor: one read of the clients' bytes by the fastest of several readers"""
     t = table.build(None, client_sds)
-
-    def reader(piece: int) -> Callable[[], object]:
-        return lambda: _cpu.read_all(t.client_address, t.layout.numel, t.layout.codes, piece, torch.get_num_threads())
-
-    times = interleaved({str(piece): reader(piece) for piece in PIECES}, range(5))
-    piece = min(PIECES, key=lambda piece: times[str(piece)].best)
-    fastest = reader(piece)
-    fastest.piece = piece  # type: ignore[attr-defined]
-    return fastest
+    readers = {str(piece): Reader(t, piece) for piece in PIECES}
+    times = interleaved(readers, range(5))
+    return min(readers.values(), key=lambda reader: times[str(reader.piece)].best)
 
 
 def multiply_adds(global_sd: dict, K: int) -> Callable[[], object]:

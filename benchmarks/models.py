@@ -117,8 +117,17 @@ def in_cache() -> StateDict:
     return _linear("fc", 256, 128)
 
 
+def mlp(width: int, layers: int) -> StateDict:
+    """Layers of width x width"""
+    sd: StateDict = {}
+    for layer in range(layers):
+        sd |= _linear(f"fc{layer}", width, width)
+    return sd
+
+
 MODELS: dict[str, Callable[[], StateDict]] = {
     "in_cache": in_cache, "resnet20": resnet20, "lora": lora, "resnet18": resnet18, "vit_b": vit_b,
+    "mlp_half": lambda: mlp(250, 8), "mlp_1m": lambda: mlp(500, 4), "mlp_6m": lambda: mlp(1000, 6),
 }  # fmt: skip
 
 

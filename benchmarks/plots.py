@@ -1,4 +1,4 @@
-"""The plots of a benchmark run: speed-ups, scaling, and how near the roofs we are. Each as PNG and SVG."""
+"""The plots of a benchmark run: speed-ups, scaling, many clients, and how near the roofs we are. Each as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SHOWN = ("resnet18", 20, "float32")  # the round that most tables and plots are 
 def draw(records: list[Record], folder: Path) -> list[Path]:
     paths = []
     with plt.rc_context(STYLE):
-        for name, figure in (("speedup", speedup(records)), ("scaling", scaling(records)), ("roofs", roofs(records))):
+        for name, plot in (("speedup", speedup), ("scaling", scaling), ("roofs", roofs), ("clients", clients)):
+            figure = plot(records)
+            if figure is None:  # nothing of it was measured
+                continue
             for kind in ("png", "svg"):
                 paths.append(folder / f"{name}.{kind}")
                 metadata = {"Date": None} if kind == "svg" else None
@@ -120,5 +123,37 @@ def roofs(records: list[Record]):
         axes.set(ylabel=unit, title=f"{job}: reached (green), and the roof (black: {roof})")
         axes.title.set_size(10)
         axes.grid(axis="x", visible=False)
+    figure.tight_layout()
+    return figure
+
+
+def clients(records: list[Record]):
+    """FedAWA next to FedAvg, for 20 to 1,000 clients: time, and reads of memory"""
+    figure, (by_time, by_reads) = plt.subplots(1, 2, figsize=(12, 4.4))
+    of = {
+        name: [r for r in records if r["job"] == f"over_k_{name}"] for name in ("fedavg", "fedawa_released", "fedawa")
+    }
+    if not any(of.values()):
+        plt.close(figure)
+        return None
+    every = [r for some in of.values() for r in some]
+    roof = {K: min(r.median("R") for r in every if r["K"] == K) for K in {r["K"] for r in every}}
+    by_time.plot(*zip(*sorted(roof.items()), strict=True), color=FLOOR, ls="--", label="R: one read of the clients")
+    styles = (
+        ("fedavg", "FedAvg", {"color": OURS}),
+        ("fedawa_released", "FedAWA, released (one step)", {"color": BEST}),
+        ("fedawa", "FedAWA (five steps)", {"color": USUAL}),
+    )
+    for name, label, style in styles:
+        line(by_time, of[name], lambda r: r["K"], lambda r: r.median(), label, **style)
+        line(by_reads, of[name], lambda r: r["K"], lambda r: r.median() / r.median("R"), label, **style)
+    ticks = sorted(roof)
+    for axes, what in ((by_time, "ms"), (by_reads, "reads of memory")):
+        axes.set(xscale="log", yscale="log", xlabel="clients K", ylabel=what, title="1 million parameters, float32")
+        axes.set_xticks(ticks, [f"{K:,}" for K in ticks])
+        axes.minorticks_off()
+    by_reads.set_yticks([1, 2, 3, 5, 10, 20], ["1", "2", "3", "5", "10", "20"])
+    by_reads.axhline(1, color=FLOOR, ls="--")
+    by_time.legend(fontsize=9, frameon=False)
     figure.tight_layout()
     return figure
