@@ -1,4 +1,4 @@
-"""The plots of a benchmark run: speed-ups, scaling, many clients, and how near the roofs we are. Each as PNG and SVG."""
+"""The plots of a benchmark run: speed-ups, scaling, many clients, how near the roofs we are. Each as PNG and SVG."""
 
 from __future__ import annotations
 

@@ -68,6 +68,8 @@ class Gram:
     @property
     def squares(self) -> Tensor:
         """||d_k||^2: [K]"""
+        if self.device.type == "cpu":
+            return torch.from_numpy(self._squares_on_host.copy())
         return self._squares(self.updates())
 
     @property
@@ -106,6 +108,10 @@ class Gram:
     @cached_property
     def _updates_on_host(self) -> np.ndarray:
         return np.ascontiguousarray(self.host.updates().numpy())
+
+    @cached_property
+    def _squares_on_host(self) -> np.ndarray:
+        return np.maximum(np.einsum("...kk->...k", self._updates_on_host), 0)  # NaN stays NaN
 
     @property
     def K(self) -> int:
@@ -178,7 +184,6 @@ class Gram:
         d = scale - 2 * G
         return torch.where(d <= 1e-14 * scale, 0.0, d)  # NaN stays NaN
 
-    @one_thread()
     def clients_in_the_middle(self, epsilon: float) -> np.ndarray:
         """The client to centre a second Gram on if distances have lost their digits in this one: [1], or [L] if
         layer-wise; -1 if they have not.
@@ -189,9 +194,10 @@ class Gram:
         """
         if self.K < 2:
             return np.full(self.numel.numel() if self.layerwise else 1, -1)
-        squares = self.squared_distances().reshape(-1, self.K, self.K).cpu().numpy()
-        own = np.einsum("lkk->lk", self.updates().reshape(-1, self.K, self.K).cpu().numpy()).clip(min=0)
-        mean = own[:, :, None] / 2 + own[:, None, :] / 2
+        half = self._squares_on_host.reshape(-1, self.K) / 2
+        mean = half[:, :, None] + half[:, None, :]
+        squares = 2 * (mean - self._updates_on_host.reshape(-1, self.K, self.K))
+        squares[squares <= 2e-14 * mean] = 0  # as squared_distances() has it
         near = np.divide(squares, mean, out=np.ones_like(mean), where=(mean > 0) & np.isfinite(squares))
         near[:, np.arange(self.K), np.arange(self.K)] = np.inf
         middle = (self.K - 1) // 2  # of the K - 1 others, the upper if these are even

@@ -41,7 +41,7 @@ def check_gram(table: Table, gram: Gram, keys_of: KeysOf | None = None) -> None:
             "Capture fastagg.gram, fastagg.mix or fastagg.gram_mix instead"
         )
     good = np.isfinite(gram.host.squares.numpy())  # [K] or [L, K]
-    good_global = bool(torch.isfinite(gram.host.global_square).all())
+    good_global = bool(np.isfinite(gram.host.global_square.numpy()).all())
     if good.all() and good_global:
         return
     if not good_global:

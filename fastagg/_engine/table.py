@@ -206,7 +206,7 @@ def build(
         reference = models[first] if global_sd is None else global_sd
         layer_names = None if layers is None else tuple(layers(key) for key in reference)
         try:
-            layout, device, as_numpy = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
+            layout, device, as_numpy, seen = _form_of(reference, who, (chosen.names, chosen.tied, layer_names))
             break
         except InputError as error:
             if bad is None or global_sd is not None or not str(error).startswith(f"{who}: "):
@@ -217,7 +217,9 @@ def build(
     client_address = np.empty((T, K), dtype=np.int64)
     center_address = np.zeros((T, 1), dtype=np.int64)
     center, other_inputs = None, []
-    if global_sd is not None:
+    if global_sd is not None and seen is not None:
+        center, center_address = seen
+    elif global_sd is not None:
         center = _read(global_sd, layout, device, who, center_address, 0, other_inputs)
     clients = []
     for k in list(some):
@@ -262,23 +264,28 @@ def most_usual(client_sds: Sequence[StateDict], some: Sequence[int]) -> int:
     return some[forms.index(Counter(forms).most_common(1)[0][0])]
 
 
-def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...]]:
-    """Layout, device, and which keys are NumPy arrays. A model like one before is recognised without a closer look."""
+Seen = tuple[list[torch.Tensor], np.ndarray]  # a model's tensors, and their addresses [T, 1]
+
+
+def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...], Seen | None]:
+    """Layout, device, and which keys are NumPy arrays. A model like one before is recognised without a closer look, and
+    its tensors are seen on the way."""
     names = tuple(reference), *options
     layout = _former.get(names)
     if layout is not None:
         device = getattr(next(iter(reference.values()), None), "device", _CPU)  # NumPy's arrays may have one, a string
         device = device if isinstance(device, torch.device) else _CPU
-        _, odd = scan(reference, layout, device, np.empty((len(layout.keys), 1), dtype=np.int64), 0)
+        address = np.empty((len(layout.keys), 1), dtype=np.int64)
+        tensors, odd = scan(reference, layout, device, address, 0)
         if not odd:
-            return layout, device, (False,) * len(layout.keys)
+            return layout, device, (False,) * len(layout.keys), (tensors, address)
     tensors, as_numpy = _read_reference(reference, who)
     shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
     layout = _layout(names[0], shapes, dtypes, *options)
     if len(_former) >= 64:
         _former.clear()
     _former[names] = layout
-    return layout, tensors[0].device if tensors else _CPU, as_numpy
+    return layout, tensors[0].device if tensors else _CPU, as_numpy, None
 
 
 _former: dict[tuple, Layout] = {}
