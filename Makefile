@@ -4,8 +4,8 @@
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
-# make bench   every kernel and method against PyTorch and one read of memory: tables and plots in benchmarks/results,
-#              under 15 minutes; make bench ONLY=fedawa measures a part
+# make bench   every kernel and method against PyTorch and one read of memory, and the simulator against a PyTorch loop:
+#              tables and plots in benchmarks/results, under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
 # make lint    ruff, clang-format, the type checker, and what may import what

@@ -82,14 +82,10 @@ def cohorts(*wanted: tuple) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def contest(benchmark) -> Callable[..., None]:
-    """contest(cohort, "fedavg", job, others, memory=False): times job against others, all without arguments"""
+def turns(benchmark) -> Callable[..., None]:
+    """turns("simulator", job, others, **info): times job against others, all without arguments, and records info"""
 
-    def run(
-        cohort: Cohort, name: str, ours, others: dict[str, Callable], *, memory: bool = False,
-        multiply_adds: bool = True, **info,
-    ) -> None:  # fmt: skip
-        others = cohort.floors(multiply_adds) | others
+    def run(name: str, ours: Callable, others: dict[str, Callable], **info) -> None:
         times: dict[str, list[float]] = {other: [] for other in others}
         first = {other: measure.timed(job) for other, job in others.items()} | {name: measure.timed(ours)}
         slow = {other for other in others if first[other] > SLOW}
@@ -106,14 +102,28 @@ def contest(benchmark) -> Callable[..., None]:
         times[name] = list(benchmark.stats.stats.data)
         benchmark.group = name
         benchmark.extra_info |= {
-            "job": name, "model": cohort.model, "K": cohort.K, "dtype": cohort.dtype, "bytes": cohort.bytes,
-            "numel": sum(v.numel() for v in cohort.global_sd.values()), "threads": torch.get_num_threads(),
-            "simd": fastagg.info()["simd"], "cpu": measure.cpu_name(), "torch": torch.__version__,
-            "reader": cohort.reader.piece,
-            "ms": {job: _summary(seconds) for job, seconds in times.items()}, **info,
+            "job": name, "threads": torch.get_num_threads(), "simd": fastagg.info()["simd"], "cpu": measure.cpu_name(),
+            "torch": torch.__version__, "ms": {job: _summary(seconds) for job, seconds in times.items()}, **info,
         }  # fmt: skip
+
+    return run
+
+
+@pytest.fixture
+def contest(benchmark, turns) -> Callable[..., None]:
+    """contest(cohort, "fedavg", job, others, memory=False): times job against others and against the floors"""
+
+    def run(
+        cohort: Cohort, name: str, ours, others: dict[str, Callable], *, memory: bool = False,
+        multiply_adds: bool = True, **info,
+    ) -> None:  # fmt: skip
+        about = {
+            "model": cohort.model, "K": cohort.K, "dtype": cohort.dtype, "bytes": cohort.bytes,
+            "numel": sum(v.numel() for v in cohort.global_sd.values()), "reader": cohort.reader.piece,
+        }  # fmt: skip
+        turns(name, ours, cohort.floors(multiply_adds) | others, **about, **info)
         if memory:
-            jobs = {name: ours} | {other: others[other] for other in others if other not in ("R", "F")}
+            jobs = {name: ours} | others
             benchmark.extra_info["extra_bytes"] = {job: measure.peak_extra_memory(f) for job, f in jobs.items()}
 
     return run

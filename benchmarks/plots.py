@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from benchmarks import measure
 
 if TYPE_CHECKING:
-    from benchmarks.report import Record
+    from benchmarks.records import Record
 
 OURS, BEST, USUAL, FLOOR = "#0b6e4f", "#e0a526", "#b23a48", "#555555"
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "font.size": 10,

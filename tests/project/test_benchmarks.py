@@ -17,7 +17,8 @@ def results(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("results") / "bench.json"
     command = [
         sys.executable, "-m", "pytest", "benchmarks", "-o", "python_files=bench_*.py", "-q", "--benchmark-quiet",
-        f"--benchmark-json={path}", "-p", "no:cacheprovider", "-k", "resnet20-5 or resnet20-20 and not fedlaw",
+        f"--benchmark-json={path}", "-p", "no:cacheprovider", "-k",
+        "resnet20-5 or resnet20-20 and not fedlaw or mlp-20",
     ]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if "XDIST" not in key}  # where nothing is timed
     environment["FASTAGG_BENCH_SECONDS"] = "0.05"
@@ -38,7 +39,7 @@ def test_tables_and_plots(results, monkeypatch, capsys):
     assert report.main() == 0
     shown = capsys.readouterr().out
     tables = (results.parent / "tables.md").read_text()
-    for title in ("Targets", "FedAvg", "The Gram", "FedAWA and FedAWA-L", "Table 2"):
+    for title in ("Targets", "FedAvg", "The Gram", "FedAWA and FedAWA-L", "Table 2", "The simulator"):
         assert title in shown
         assert f"### {title}" in tables
     for name in ("speedup", "scaling", "roofs"):
@@ -67,6 +68,21 @@ def test_one_ratio_everywhere():
     figure = report.plots.speedup([record])
     assert [text.get_text() for text in figure.axes[0].texts] == ["16"]
     report.plots.plt.close(figure)
+
+
+def test_the_simulator_is_compared_with_and_without_its_files():
+    values = {"simulator": 40.0, "plain PyTorch": 60.0, "files": 10.0}
+    ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in values.items()}
+    phases = {
+        "plain PyTorch": {"train": 50.0, "aggregate": 6.0, "evaluate": 4.0},
+        "simulator": {"train": 30.0, "aggregate": 3.0, "evaluate": 7.0},
+    }
+    record = report.Record(job="simulator", model="mlp", K=20, dtype="float32", bytes=1, numel=1, ms=ms, phases=phases)
+    _, _, [row], _ = report.simulator([record])
+    assert row == [
+        "20 x mlp", "16.7", "25.0 ± 0 %", "1.50 x", "50 ms / 30 ms", "6.00 ms / 3.00 ms", "4.00 ms / 7.00 ms", "10 ms",
+        "1.20 x",
+    ]  # fmt: skip
 
 
 def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):
