@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import records, report, tables, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ def results(tmp_path_factory) -> Path:
 
 
 def test_every_contestant_was_timed(results):
-    record = report.find(report.load(results), "fedavg", ("resnet20", 5, "float32"))
+    record = records.find(records.load(results), "fedavg", ("resnet20", 5, "float32"))
     for contestant in ("fedavg", "R", "F", "usual loop", "torch._foreach_", "fastagg, fresh output"):
         assert record["ms"][contestant]["rounds"] >= 3
         assert 0 < record["ms"][contestant]["best"] <= record.median(contestant) <= record["ms"][contestant]["high"]
@@ -50,8 +50,8 @@ def test_tables_and_plots(results, monkeypatch, capsys):
 def test_a_missed_aim_is_called_missed():
     ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in
           {"R": 10.0, "F": 5.0, "fedavg": 12.9, "fastagg, fresh output": 18.5}.items()}  # fmt: skip
-    record = report.Record(job="fedavg", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
-    _, _, [reached, missed], _ = report.aims([record])
+    record = records.Record(job="fedavg", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
+    _, _, [reached, missed], _ = targets.aims([record])
     assert reached[-1] == "reached"
     assert missed[-1] == "missed by 6 %"
 
@@ -60,10 +60,10 @@ def test_one_ratio_everywhere():
     """README's table, the table of methods and the plot say the same of one measurement"""
     values = {"R": 25.0, "F": 5.0, "fedawa": 50.0, "fastagg, fresh output": 60.0, "usual PyTorch": 930.0}
     ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in values.items()}
-    record = report.Record(job="fedawa", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
-    _, _, [row], _ = report.methods([record])
+    record = records.Record(job="fedawa", model="resnet18", K=20, dtype="float32", bytes=1, numel=1, ms=ms)
+    _, _, [row], _ = tables.methods([record])
     assert "16 x" in row  # 930 / 60: both give a new model
-    _, _, [row], _ = report.front([record])
+    _, _, [row], _ = tables.front([record])
     assert row[1:6] == ["60 ms", "2.4", "930 ms", "37", "16 x"]
     figure = report.plots.speedup([record])
     assert [text.get_text() for text in figure.axes[0].texts] == ["16"]
@@ -77,8 +77,8 @@ def test_the_simulator_is_compared_with_and_without_its_files():
         "plain PyTorch": {"train": 50.0, "aggregate": 6.0, "evaluate": 4.0},
         "simulator": {"train": 30.0, "aggregate": 3.0, "evaluate": 7.0},
     }
-    record = report.Record(job="simulator", model="mlp", K=20, dtype="float32", bytes=1, numel=1, ms=ms, phases=phases)
-    _, _, [row], _ = report.simulator([record])
+    record = records.Record(job="simulator", model="mlp", K=20, dtype="float32", bytes=1, numel=1, ms=ms, phases=phases)
+    _, _, [row], _ = tables.simulator([record])
     assert row == [
         "20 x mlp", "16.7", "25.0 ± 0 %", "1.50 x", "50 ms / 30 ms", "6.00 ms / 3.00 ms", "4.00 ms / 7.00 ms", "10 ms",
         "1.20 x",
