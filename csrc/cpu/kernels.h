@@ -52,6 +52,7 @@ struct TimesPiece {
   void* scratch;        // times_scratch_bytes(count, clients), 64-byte aligned
   int64_t ahead;        // elements from here to what is asked of memory meanwhile: the next piece, or 0 for nothing
   double* products;     // [K + 1, 2 + M]
+  double* squares;      // [M] of scale[m] u_m, added to
 };
 
 struct Kernels {

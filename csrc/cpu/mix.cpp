@@ -66,6 +66,7 @@ void mix(const Table& t, const Mix& m, int threads) {
   const int64_t affordable = (1 << 28) / (t.clients * std::max<int64_t>(m.outputs, 1)) / 2048 * 2048;
   const Chunks chunks(t, all_tensors(t), std::max<int64_t>(2048, std::min(affordable, mix_run())));
   const bool streaming = wants_streaming(t, m);
+  threads = int(std::max<int64_t>(1, std::min<int64_t>(threads, chunks.size())));
   std::vector<Buffer<char>> sums;
   for (int i = 0; i < threads; ++i) sums.push_back(aligned_buffer<char>(mix_sums_bytes()));
   for_each_item(chunks.size(), threads, [&](int64_t item, int worker) {

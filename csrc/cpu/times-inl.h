@@ -42,15 +42,20 @@ void sum_updates(const MixChunk& p, double scale, int64_t at, int64_t n, const C
   for (; k < p.clients; ++k) add_updates<S, C, 1>(p, scale, k, at, n, g, sum);
 }
 
-// u = scale sum as compute type C
-inline void round_sums(const VD* sum, int64_t n, double scale, float* u) {
+inline void store_rounded(float* p, VD v) { store_raw(p, __builtin_convertvector(v, HalfVF)); }
+inline void store_rounded(double* p, VD v) { store_raw(p, v); }
+
+// u = scale sum as compute type C; returns its square before it was rounded
+template <class C> double round_sums(const VD* sum, int64_t n, double scale, C* u) {
+  VD square = {};
   for (int64_t e = 0; e < n; e += width<double>) {
-    HalfVF half = __builtin_convertvector(sum[e / width<double>] * (VD{} + scale), HalfVF);
-    store_raw(u + e, half);
+    const VD v = sum[e / width<double>] * (VD{} + scale);
+    store_rounded(u + e, v);
+    square += v * v;
   }
-}
-inline void round_sums(const VD* sum, int64_t n, double scale, double* u) {
-  for (int64_t e = 0; e < n; e += width<double>) store_raw(u + e, sum[e / width<double>] * (VD{} + scale));
+  double total = 0;
+  for (int i = 0; i < width<double>; ++i) total += square[i];
+  return total;
 }
 
 // out[i * ld + ..] += <y_i, y_i>, <y_i, g> and <y_i, u> of NK rows y_i = src_i - g (CENTERED) or src_i; with ONLY_U the
@@ -132,10 +137,10 @@ template <class S, class C> bool times_piece(const TimesPiece& p, int64_t at, in
       const VD total = VD{} + p.total[m];
       for (int64_t e = 0; e < n; e += width<double>)
         sum[e / width<double>] -= total * widen(load_raw<HalfVF>((const char*)center + (at + e) * sizeof(float)));
-      round_sums(sum, n, p.scale[m], u);
+      p.squares[m] += round_sums(sum, n, p.scale[m], u);
     } else {
       sum_updates<S, C>(one, p.scale[m], at, n, g, sum);
-      round_sums(sum, n, 1.0, u);
+      p.squares[m] += round_sums(sum, n, 1.0, u);
     }
     if (m == 0)
       multiply_all<S, C, false>(p.mix, center, at, n, g, u, p.products, 2, p.ahead);

@@ -15,6 +15,21 @@ int64_t piece_elements(const Table& t, int32_t dtype) {
   return std::clamp<int64_t>(cache_bytes() / 2 / bytes / granule * granule, granule, 16384);
 }
 
+// Whether float32 products of a chunk can be trusted: neither rows nor u nor a product of them overflowed, and none is
+// so small that its products were lost to underflow.
+bool in_float32_range(const TimesPiece& p, const double* products, const double* squares, const Chunk& c) {
+  const int64_t R = p.mix.clients + 1, columns = 2 + p.mix.outputs;
+  for (int64_t i = 0; i < R * columns; ++i)
+    if (!std::isfinite(products[i])) return false;
+  for (int64_t m = 0; m < p.mix.outputs; ++m)
+    if (squares[m] != 0 && !(squares[m] >= double(c.count) * 0x1p-116)) return false;
+  for (int64_t r = 0; r < R; ++r) {
+    const void* at = r == 0 ? p.center : p.mix.client[r - 1];
+    if (!trusted(products[r * columns], at, r == 0 ? nullptr : p.center, p.mix.dtype, c.begin, c.count)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
@@ -34,7 +49,7 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
       total[i] += v[k], largest = std::max(largest, std::fabs(v[k]));
       if (v[k] != 0) smallest = std::min(smallest, std::fabs(v[k]));
     }
-    uneven[i] = smallest < 0x1p-24 * largest;
+    uneven[i] = smallest < 0x1p-10 * largest;
     int exponent = 0;
     std::frexp(largest, &exponent);
     scale[i] = std::ldexp(1.0, -std::clamp(exponent, -1000, 1000));  // so that u is of the size of a client's update
@@ -45,14 +60,16 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
   for (int64_t i = 0; i < t.tensors; ++i)
     if (g.layer[i] >= 0) largest = std::max(largest, piece_elements(t, t.dtype[i]));
   const size_t sums_size = std::max(mix_sums_bytes(), size_t(largest + 64) * 8);
-  const size_t scratch_size = times_scratch_bytes(largest, t.clients);
+  const size_t scratch_size = (times_scratch_bytes(largest, t.clients) + 63) / 64 * 64;
   std::vector<Buffer<char>> scratch;
-  for (int i = 0; i < threads; ++i) scratch.push_back(aligned_buffer<char>(sums_size + scratch_size));
+  for (int i = 0; i < threads; ++i)
+    scratch.push_back(aligned_buffer<char>(sums_size + scratch_size + m.outputs * sizeof(double)));
 
   LayerSums sums(g.out, g.layers, g.per_layer, size);
   auto compute = [&](int64_t item, double* slot, int worker) {
     const Chunk c = chunks[item];
     char* buffer = scratch[worker].get();
+    double* squares = reinterpret_cast<double*>(buffer + sums_size + scratch_size);
     if (g.layer[c.tensor] < 0) return mix_chunk(t, m, streaming, c.tensor, c.begin, c.count, buffer);
     const int32_t dtype = t.dtype[c.tensor];
     const int64_t row = m.row[c.tensor] * m.outputs, piece = piece_elements(t, dtype);
@@ -65,9 +82,11 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
                  uneven.get() + row,
                  buffer + sums_size,
                  0,
-                 slot};
+                 slot,
+                 squares};
     auto all_pieces = [&] {
       bool finite = true;
+      std::fill_n(squares, m.outputs, 0.0);
       for (int64_t done = 0; done < c.count; done += p.mix.count) {
         p.mix.begin = c.begin + done;
         p.mix.count = std::min(piece, c.count - done);
@@ -77,15 +96,10 @@ void gram_times(const Table& t, const Gram& g, const Mix& m, int threads) {
       return finite;
     };
     if (!all_pieces() && m.not_finite) __atomic_store_n(m.not_finite + c.tensor, uint8_t(1), __ATOMIC_RELAXED);
-    if (dtype == F64) return;
-    for (int64_t r = 0; r < R; ++r) {
-      const void* at = r == 0 ? p.center : p.mix.client[r - 1];
-      if (trusted(slot[r * columns], at, r == 0 ? nullptr : p.center, dtype, c.begin, c.count)) continue;
-      std::memset(slot, 0, sizeof(double) * size);
-      p.wide = true, p.mix.out = nullptr;
-      all_pieces();
-      return;
-    }
+    if (dtype == F64 || in_float32_range(p, slot, squares, c)) return;
+    std::memset(slot, 0, sizeof(double) * size);
+    p.wide = true, p.mix.out = nullptr;
+    all_pieces();
   };
   auto commit = [&](int64_t item, const double* slot) {
     const Chunk c = chunks[item];

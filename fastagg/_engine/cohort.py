@@ -49,6 +49,7 @@ class Cohort:
         self._rows = table  # the clients, and models of the server's own behind them
         self._grams: dict[bool, Gram] = {}
         self._distance_grams: dict[bool, Gram] = {}
+        self._opened_grams: list[UnformedGram] = []
 
     @classmethod
     def of(cls, global_sd: StateDict | None, client_sds: Sequence[StateDict], sizes: Any, out: Out = None) -> Cohort:
@@ -104,12 +105,19 @@ class Cohort:
     def _times(self, table: Table, layerwise: bool, v: np.ndarray) -> UnformedGram:
         """What one read tells of the Gram and its product with v, [K] or [L, K]"""
         weights = np.array(np.atleast_2d(v)[:, None], dtype=np.float64)  # [S, 1, K]
-        return self.access.gram_times(table, layerwise, weights, kernels.rows(table, len(weights) > 1))[0]
+        gram, _ = self.access.gram_times(table, layerwise, weights, kernels.rows(table, len(weights) > 1))
+        return gram.unscaled(v, 1.0)  # v itself, which on other ranks may be another in the last bits
 
     def _opened(self, gram: UnformedGram, table: Table, layerwise: bool) -> UnformedGram:
         """The same Gram, which reads the clients again for products with other vectors"""
-        gram.multiply = lambda v: self._times(table, layerwise, v) @ v
+        gram.multiply = lambda v: self._times(table, layerwise, v).last_product
+        self._opened_grams.append(gram)
         return gram
+
+    def close(self) -> None:
+        """Lets go of the clients, which Grams that multiply hold"""
+        for gram in self._opened_grams:
+            gram.multiply = None
 
     def known_gram(self, layerwise: bool) -> Gram | None:
         """The Gram of the clients if it has been computed; for the result"""
@@ -193,7 +201,7 @@ class Cohort:
             return self._mix_used(weights, several)
         table, w, row, layerwise = self._rows_of(weights, several)
         out = None if fresh else self.out
-        if weights.with_gram and (self.forms_gram or table is not self.table):
+        if weights.with_gram and (self.forms_gram or several or table is not self.table):
             self._grams[layerwise], results = self.access.gram_mix(table, layerwise, w, row, out)
         elif weights.with_gram:
             gram, results = self.access.gram_times(table, layerwise, w, row, out, mix=True)

@@ -110,9 +110,9 @@ def gram_times(
     the global model, but no similarities of clients. Its cost grows with K, that of gram with the square of K.
     """
     table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
-    given = np.asarray(vectors.detach().cpu() if isinstance(vectors, torch.Tensor) else vectors, dtype=np.float64)
+    given = vectors.detach().cpu() if isinstance(vectors, torch.Tensor) else np.asarray(vectors)
     per_layer = layerwise and given.ndim == 3
-    weights, _ = _mix_weights(table, given, per_layer)
+    weights, _ = _mix_weights(table, given, per_layer, "vectors")
     columns, _ = kernels.gram_times_of(
         table, layerwise, weights.numpy(), kernels.rows(table, per_layer), backend=backend
     )
@@ -145,16 +145,16 @@ def _describe(results: list[Result], table: Table, weights: torch.Tensor, layerw
         result.gram = gram
 
 
-def _mix_weights(table: Table, weights: Any, layerwise: bool) -> tuple[torch.Tensor, bool]:
+def _mix_weights(table: Table, weights: Any, layerwise: bool, name: str = "weights") -> tuple[torch.Tensor, bool]:
     """weights as [S, M, K] float64, and whether the caller asked for several outputs"""
     w = weights.double() if isinstance(weights, torch.Tensor) else torch.from_numpy(np.array(weights, dtype=np.float64))
     K, L = table.K, len(table.layout.layers)
     expected = f"[L, K] or [L, M, K] with L = {L}, K = {K}" if layerwise else f"[K] or [M, K] with K = {K}"
     good = w.dim() in (2, 3) and w.shape[0] == L if layerwise else w.dim() in (1, 2)
     if not good or w.shape[-1] != K or 0 in w.shape[layerwise:]:
-        raise InputError(f"weights have shape {tuple(w.shape)}, expected {expected}")
+        raise InputError(f"{name} have shape {tuple(w.shape)}, expected {expected}")
     if w.device.type == "cpu":  # to look at others would mean to wait for their device
         for at in (~torch.isfinite(w.detach())).nonzero():
-            raise InputError(f"weights: the weight of client {int(at[-1])} is {w.detach()[tuple(at)].item()}")
+            raise InputError(f"{name}: the weight of client {int(at[-1])} is {w.detach()[tuple(at)].item()}")
     several = w.dim() == 2 + layerwise
     return (w if layerwise else w[None]).reshape(L if layerwise else 1, -1, K), several

@@ -114,8 +114,10 @@ def _compute(
         table, data_shares(amounts[order]), [ids[k] for k in order], access, method.state, out,
         forms_gram=forming.is_wanted(method, table, access.pass_cost, access.any),
     )  # fmt: skip
-    result = method.combine(cohort, **values)
-    return result, cohort.state
+    try:
+        return method.combine(cohort, **values), cohort.state
+    finally:
+        cohort.close()
 
 
 def by_id(ids: list[Any]) -> list[int]:

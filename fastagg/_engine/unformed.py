@@ -107,7 +107,7 @@ class UnformedGram(Gram):
     def _known(self, v: np.ndarray) -> np.ndarray | None:
         for known, product in self._products:
             if np.array_equal(known, v) or np.array_equal(known, self._without_absent(v)):
-                return product
+                return product.copy()
         return None if v.any() else np.zeros_like(self._diagonal)
 
     def _times(self, v: np.ndarray) -> np.ndarray:
@@ -121,7 +121,11 @@ class UnformedGram(Gram):
             )
         product = self.multiply(v)
         self._products.append((v.copy(), product))
-        return product
+        return product.copy()
+
+    @property
+    def last_product(self) -> np.ndarray:
+        return self._products[-1][1]
 
     def _without_absent(self, v: np.ndarray) -> np.ndarray:
         if not self.absent:
@@ -153,28 +157,28 @@ class UnformedGram(Gram):
         return self._like(
             squares=in_order(self._diagonal), along_global=in_order(self._along),
             global_square=in_order(np.asarray(self._own)), products=common, numel=self.numel.sum(), layers=None,
+            multiply=None if self.multiply is None else lambda v: in_order(self._times(v)),
         )  # fmt: skip
 
     def part(self, clients: Sequence[int]) -> Gram:
         at = list(clients)
-        left = [k for k in range(self.K) if k not in set(at)]
+        left = np.setdiff1d(np.arange(self.K), at)
         known = [(v[..., at], product[..., at]) for v, product in self._products if not v[..., left].any()]
+
+        def multiply(v: np.ndarray) -> np.ndarray:
+            return self._times(_spread(v, self.K, at))[..., at]
+
         return self._like(
             squares=self._diagonal[..., at], along_global=self._along[..., at], products=known,
             absent=[i for i, k in enumerate(at) if k in self.absent],
+            multiply=None if self.multiply is None else multiply,
         )  # fmt: skip
 
     def among(self, K: int, positions: Sequence[int]) -> Gram:
         at = list(positions)
-
-        def spread(values: np.ndarray) -> np.ndarray:
-            out = np.zeros((*values.shape[:-1], K))
-            out[..., at] = values
-            return out
-
         return self._like(
-            squares=spread(self._diagonal), along_global=spread(self._along),
-            products=[(spread(v), spread(product)) for v, product in self._products],
+            squares=_spread(self._diagonal, K, at), along_global=_spread(self._along, K, at),
+            products=[(_spread(v, K, at), _spread(product, K, at)) for v, product in self._products],
             absent=sorted(set(range(K)) - set(at)),
         )  # fmt: skip
 
@@ -182,10 +186,10 @@ class UnformedGram(Gram):
         """As of a Gram that was formed, but by the distances of the clients to their mean instead of each other"""
         v, along = (x.reshape(-1, self.K) for x in self._products[0])
         own = self._diagonal.reshape(-1, self.K).clip(min=0)
-        share = v / np.where(v.sum(-1, keepdims=True) == 0, 1, v.sum(-1, keepdims=True))
-        scale = np.divide(share, v, out=np.zeros_like(v), where=v != 0).max(-1, keepdims=True)
-        to_mean = along * scale
-        mean_square = (share * to_mean).sum(-1, keepdims=True)
+        total = v.sum(-1, keepdims=True)
+        total[total == 0] = 1
+        to_mean = along / total
+        mean_square = (v / total * to_mean).sum(-1, keepdims=True)
         apart = np.maximum(own + mean_square - 2 * to_mean, 0)
         typical = own / 2 + mean_square / 2
         near = np.divide(apart, typical, out=np.ones_like(own), where=(typical > 0) & np.isfinite(apart))
@@ -196,6 +200,13 @@ class UnformedGram(Gram):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Gram(", "UnformedGram(")
+
+
+def _spread(values: np.ndarray, K: int, at: Sequence[int]) -> np.ndarray:
+    """Values of some clients for K of them, the others' being 0"""
+    out = np.zeros((*values.shape[:-1], K))
+    out[..., at] = values
+    return out
 
 
 def in_order(values: np.ndarray) -> np.ndarray:

@@ -141,7 +141,7 @@ class FedAWA(GlobalAggregator):
         if after is None:
             return
         if self.knows_weights and self.steps:
-            after = solve(cohort.gram(self.layerwise), after, self)[1]
+            after = solve(cohort.gram(self.layerwise, times=softmax(after)), after, self)[1]
         if not np.isfinite(after).all():
             raise InputError("fedawa: updates are so long that the objective is beyond float64")
         if self.variant == "released":

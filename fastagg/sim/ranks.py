@@ -85,7 +85,7 @@ def aggregate(
         sizes=[sizes[i] for i in mine], exact=True,
     )  # fmt: skip
     result = server.aggregate(part.global_sd, part.client_sds, part.sizes, part.client_ids, **info)
-    if result.gram is None or not result.gram.formed:
+    if result.gram is None:
         here = [sd for k, sd in zip(ids, part.client_sds, strict=True) if k not in result.dropped]
         result.gram = sharded.gram(part.global_sd, here, peers.group, params=server.params)
     return part.gather(result)

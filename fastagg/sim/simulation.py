@@ -46,6 +46,7 @@ class Simulation:
         by_role = {"module": self.module, "head": head, "progress": False}
         own = {name: by_role[role] for name, role in o.options_of_the_model(*by_role).items()}
         self.server: Any = o.aggregator_class(**(own | o.options))
+        self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
             ranks.check(o, self.server, dict.fromkeys(self.supplied()))
             self.server.group = peers.group
@@ -228,7 +229,7 @@ class Simulation:
         if result is None:  # several clusters: there is no common model to measure from
             return {"weights": None, "norms": None, "coherence": None, "gamma": None}
         gram = getattr(result, "gram", None)
-        if gram is None or not gram.formed:
+        if gram is None:
             gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
         gram = gram.model().present()
         weights = getattr(result, "weights", None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
 import fastagg
-from fastagg._engine import forming
+from fastagg._engine import forming, rounds
+from fastagg._engine.in_memory import InMemory
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, flat, make
 from helpers.every_method import IDS, OPTIONS, K, cohort, round_inputs
@@ -190,3 +193,83 @@ def test_a_vector_of_any_magnitude():
     for scale in (1e-200, 1e-30, 1e30, 1e200):
         found = fastagg.gram_times(g, clients, scale * v) @ (scale * v)
         torch.testing.assert_close(found / scale, whole @ v, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_updates_whose_products_leave_float32(dtype):
+    """Squares of the clients fit into float32, their sum's products with them do not"""
+    generator = torch.Generator().manual_seed(0)
+    g = {"a.weight": torch.zeros(600, dtype=dtype)}
+    common = torch.randn(600, generator=generator)
+    clients = [
+        {"a.weight": (4e17 * common if k % 3 == 0 else torch.randn(600, generator=generator)).to(dtype)}
+        for k in range(45)
+    ]
+    for name in ("weiavg", "fedadp", "simagg"):
+        found, expected = (fastagg.aggregator(name, gram=gram).aggregate(g, clients) for gram in ("auto", "full"))
+        assert not found.gram.formed
+        torch.testing.assert_close(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
+
+
+def test_a_round_holds_no_client_after_it():
+    g, clients = cohort()
+    gone = weakref.ref(clients[3]["fc.weight"])
+    gc.collect()
+    gc.disable()
+    try:
+        with never_formed():
+            result = fastagg.aggregator("fedawa").aggregate(g, clients)
+        del clients
+        assert gone() is None
+        assert not result.gram.formed
+    finally:
+        gc.enable()
+
+
+def test_products_are_the_callers_own():
+    v = np.ones(K)
+    gram = fastagg.gram_times(*cohort(), v)
+    before = (gram @ v).copy()
+    (gram @ v)[:] = 0
+    assert np.array_equal(gram @ v, before)
+
+
+def test_parts_of_an_open_gram_multiply(monkeypatch):
+    """What a method makes of a Gram multiplies with further vectors, as long as the round lasts"""
+    g, clients = cohort()
+    whole = fastagg.gram(g, clients, layerwise=True)
+    v, w = np.linspace(0, 1, K), np.linspace(1, 2, 3)
+    seen = []
+
+    def weigh(self, cohort):
+        gram = cohort.gram(True)
+        seen.extend([gram.model() @ v, gram.model().part([5, 0, 2]) @ w])
+        return cohort.shares
+
+    monkeypatch.setattr(registry()["fedadp"], "weigh", weigh)
+    with never_formed():
+        fastagg.fedadp(g, clients)
+    np.testing.assert_allclose(seen[0], whole.model() @ v, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(seen[1], whole.model().part([5, 0, 2]) @ w, rtol=1e-5, atol=1e-9)
+
+
+def test_vectors_that_do_not_fit_are_named():
+    g, clients = cohort()
+    with pytest.raises(fastagg.InputError, match=r"vectors have shape \(3,\), expected \[K\] or \[M, K\] with K = 7"):
+        fastagg.gram_times(g, clients, [1.0, 2.0, 3.0])
+    low = torch.ones(K, dtype=torch.bfloat16)
+    assert torch.equal(fastagg.gram_times(g, clients, low) @ low, fastagg.gram_times(g, clients, np.ones(K)) @ low)
+
+
+def test_a_server_optimiser_reads_no_more_than_its_weights_need():
+    server = fastagg.aggregator("fedavgm", weights={"method": "fedawa", "variant": "released"})
+    g, clients = make(60, {"a.weight": (50,)})
+    read = []
+
+    class Counted(InMemory):
+        def gram_times(self, *args, **options):
+            read.append("times")
+            return super().gram_times(*args, **options)
+
+    rounds.run(server, Counted(), g, clients, list(range(1, 61)), None, None, {})
+    assert len(read) == 2

@@ -25,7 +25,7 @@ from fastagg._engine.files.file_result import FileResult
 from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
-from fastagg._engine.files.streamed import PASS_COST, InFiles, Progress
+from fastagg._engine.files.streamed import InFiles, Progress
 from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
@@ -127,6 +127,7 @@ class Job:
 
     def run(self, state=None, progress: Progress | None = None, report=None) -> FileResult:
         if report is not None:
+            self.server.gram = "full"  # which the report shows, in the same read if the method computes it anyway
             from fastagg._engine.files import report as file_report  # now: what it needs may be missing
 
             for path in file_report.paths(Path(report)):
@@ -163,7 +164,7 @@ class Job:
                 found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
             result = FileResult(self.server.name, self.ids)
             result.take_over(found)
-            if report is not None and g is not None and (result.gram is None or not result.gram.formed):
+            if report is not None and result.gram is None and g is not None:
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
                 options = {"params": self.server.params, "layers": self.server.layers}
                 table = access.build(g, [clients[k] for k in here], **options, client_ids=None, bad=None)
@@ -227,7 +228,7 @@ class Job:
                 g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
                 bad=dropped if server.on_bad_client == "drop" else None,
             )  # fmt: skip
-        passes = forming.passes(server, table, PASS_COST, self.inputs)
+        passes = forming.passes(server, table, InFiles.pass_cost, self.inputs)
         written = len(self.ids) if server.produces == "personalised" else 1
         return {
             "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],

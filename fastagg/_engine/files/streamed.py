@@ -34,9 +34,6 @@ Progress = Callable[[str, int, int], None]  # what is being done, bytes read of 
 Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
 
 
-PASS_COST = 6.0  # reads of memory that a pass over files costs: a disk of 5 GB/s, where memory gives 30 and more
-
-
 class InFiles:
     """Models whose tensors look at mapped files. The last mix of a round is its outcome: each writes the same files.
 
@@ -45,10 +42,11 @@ class InFiles:
     slab_bytes   of all models together, computed with at a time; as much again is read ahead
     """
 
+    pass_cost = 6.0  # a disk of 5 GB/s, where memory gives 30 and more
+
     def __init__(
         self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
     ) -> None:
-        self.pass_cost = PASS_COST
         self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
         self.passes = self.bytes_read = 0
 

@@ -9,11 +9,13 @@ import signal
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
 import fastagg
 from fastagg._engine.distributed import sharded
 from fastagg._engine.nonfinite import OutOfRangeError
+from fastagg.methods import fedawa
 from helpers.cohort import assert_same_bits, assert_unchanged, snapshot
 from helpers.distributed.parts import (
     CASES,
@@ -75,6 +77,20 @@ def no_gram_is_formed(group, rank, ranks):
                 assert not part.gram.formed
                 assert torch.equal(whole.gram.squares, part.gram.squares), case
                 assert torch.equal(whole.gram.numel, part.gram.numel)
+
+
+@check
+def ranks_whose_arithmetic_differs(group, rank, ranks):
+    """By an ulp, as on CPUs of different kinds: the first rank's vectors count, and no rank is left alone"""
+    with never_formed(), pytest.MonkeyPatch.context() as patch:
+        softmax = fedawa.softmax
+        patch.setattr(fedawa, "softmax", lambda T: softmax(T) * (1 + 2.3e-16 * rank))
+        for options in ({}, {"variant": "released"}, {"variant": "released", "steps": 2, "layerwise": True}):
+            server = fastagg.aggregator("fedawa", group=group, **options)
+            g, clients = cohort()
+            mine = [layers_of(sd, rank, ranks) for sd in (g, *clients)]
+            result = round_of(server, mine[0], mine[1:])
+            assert not result.gram.formed
 
 
 @check
