@@ -73,18 +73,16 @@ def simd_best() -> str: ...
 def set_simd(level: str, /) -> bool: ...
 
 class Scanner:
-    def __init__(self, exchange: Any, types: tuple[type, ...], /) -> None: ...
-    @property
-    def usable(self) -> bool: ...
+    def __init__(
+        self, functions: dict[str, int], codes: dict[int, int], types: tuple[type, ...], handle: int, /
+    ) -> None: ...
     def scan(
         self,
-        state_dict: dict[str, Any],
+        state_dicts: list[dict[str, Any]],
         keys: tuple[str, ...],
         shapes: tuple[tuple[int, ...], ...],
-        codes: list[int],
+        codes: NDArray[np.int32],
         device: tuple[int, int],
         out: NDArray[np.int64],
-        column: int,
-        keep: list[Any],
         /,
-    ) -> list[int]: ...
+    ) -> list[tuple[list[Any], list[int]]]: ...

@@ -17,6 +17,7 @@ from fastagg._engine.aggregator import Aggregator, ClusterAggregator, GlobalAggr
 from fastagg._engine.checks import BadClientError, InputError, check_choice
 from fastagg._engine.cohort import Cohort
 from fastagg._engine.describe import ClientValue, describe, describe_several
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import ExampleNet, ExampleRound, example_batches, example_inputs
 from fastagg._engine.forked import one_thread
 from fastagg._engine.gram import Gram
@@ -26,7 +27,7 @@ from fastagg._engine.options import Range, SetBy
 from fastagg._engine.registry import aggregator, register
 from fastagg._engine.remembered import check_form, check_tensor
 from fastagg._engine.result import Result, Results
-from fastagg._engine.table import FLOATING, Layout, StateDict, Table, as_tensor, module_of
+from fastagg._engine.table import Layout, StateDict, Table, as_tensor, module_of
 from fastagg._engine.weights import Weights
 from fastagg._engine.wide import largest_update, wide_dtype
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fastagg._engine import backends
 from fastagg._engine import table as tables
-from fastagg._engine.table import FLOATING, InputError, Table
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.table import InputError, Table
 
 
 def _op(name: str, schema: str):

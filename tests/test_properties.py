@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import fastagg
 from fastagg._engine import backends
 from fastagg._engine import table as tables
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import example_batches
 from fastagg._engine.registry import registry
-from fastagg._engine.table import FLOATING
 from helpers.cohort import clone
 from helpers.every_method import METHODS, OPTIONS, models
 from helpers.every_method import cohort as net_round

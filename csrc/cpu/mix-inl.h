@@ -80,9 +80,10 @@ template <class S, int MB, int EV> inline VU mix_step(const MixChunk& p, int64_t
   return finite;
 }
 
-// acc[0..n) += (or =, FIRST) the elements from `at` of NK clients from k on; n is a multiple of lanes
+// sums[0..n) += (or =, FIRST) the elements from `at` of NK clients from k on; n is a multiple of lanes. With `out`,
+// what has become of them is stored there instead, and the result says what of it is finite.
 template <class S, int NK, bool FIRST>
-inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+VU mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typename Mixing<S>::A* sums, S* out, bool stream) {
   using X = Mixing<S>;
   constexpr int P = X::parts;
   const S* src[NK];
@@ -91,52 +92,65 @@ inline void mix_rows(const MixChunk& p, int64_t k, int64_t at, int64_t n, typena
     src[i] = (const S*)p.client[k + i] + at;
     w[i] = X::broadcast(p.weights[k + i]);
   });
-  for (int64_t e = 0; e < n; e += lanes, acc += P) {
-    typename X::A sum[P] = {};
-    if (!FIRST) unroll<P>([&](auto i) INLINE_LAMBDA { sum[i] = acc[i]; });
+  auto sum_of = [&](int64_t e, typename X::A* sum) INLINE_LAMBDA {
+    if (!FIRST) unroll<P>([&](auto i) INLINE_LAMBDA { sum[i] = sums[e / lanes * P + i]; });
     unroll<NK>([&](auto i) INLINE_LAMBDA {
       typename X::A x[P];
       X::load(src[i] + e, x);
       unroll<P>([&](auto v) INLINE_LAMBDA { sum[v] = fma(x[v], w[i], sum[v]); });
     });
-    unroll<P>([&](auto i) INLINE_LAMBDA { acc[i] = sum[i]; });
+  };
+  VU finite = ~VU{};
+  if (out) {
+    for (int64_t e = 0; e < n; e += lanes) {
+      typename X::A sum[P] = {};
+      sum_of(e, sum);
+      finite &= X::store(out + e, sum, stream);
+    }
+  } else {
+    for (int64_t e = 0; e < n; e += lanes) {
+      typename X::A sum[P] = {};
+      sum_of(e, sum);
+      unroll<P>([&](auto i) INLINE_LAMBDA { sums[e / lanes * P + i] = sum[i]; });
+    }
   }
+  return finite;
 }
 
 constexpr int most_streams = 10;
 
 // `count` clients from k on, side by side
 template <class S, int NK = most_streams>
-void mix_group(const MixChunk& p, int64_t k, int count, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
-  if constexpr (NK > 0) {
-    if (count < NK) return mix_group<S, NK - 1>(p, k, count, at, n, acc);
-    k == 0 ? mix_rows<S, NK, true>(p, k, at, n, acc) : mix_rows<S, NK, false>(p, k, at, n, acc);
-  }
+VU mix_group(const MixChunk& p, int64_t k, int count, int64_t at, int64_t n, typename Mixing<S>::A* sums, S* out,
+             bool stream) {
+  if constexpr (NK > 1)
+    if (count < NK) return mix_group<S, NK - 1>(p, k, count, at, n, sums, out, stream);
+  return k == 0 ? mix_rows<S, NK, true>(p, k, at, n, sums, out, stream)
+                : mix_rows<S, NK, false>(p, k, at, n, sums, out, stream);
 }
 
-// acc[0..n) = the weighted sum of all clients, elements from `at`; one output. A run of each client is read in groups
-// of at most ten side by side, of equal size: as many streams as hardware prefetchers keep up with. On Zen 4, runs of
-// 128 KB in groups of ten take 1.1 reads of memory; groups of five or eight 1.2, of twenty 2.1; runs of 8 KB 1.4.
-template <class S> void sum_clients(const MixChunk& p, int64_t at, int64_t n, typename Mixing<S>::A* acc) {
+// The weighted sum of all clients, elements from `at`, one output: in sums, or with `out` only there. A run of each
+// client is read in groups of at most ten side by side, of equal size: as many streams as hardware prefetchers keep up
+// with. On Zen 4, runs of 128 KB in groups of ten take 1.1 reads of memory; groups of five or eight 1.2, of twenty 2.1;
+// runs of 8 KB 1.4.
+template <class S>
+VU sum_clients(const MixChunk& p, int64_t at, int64_t n, typename Mixing<S>::A* sums, S* out = nullptr,
+               bool stream = false) {
   const int64_t groups = (p.clients + most_streams - 1) / most_streams;
+  VU finite = ~VU{};
   for (int64_t g = 0, k = 0; g < groups; ++g) {
     const int64_t end = p.clients * (g + 1) / groups;
-    mix_group<S>(p, k, int(end - k), at, n, acc);
+    finite = mix_group<S>(p, k, int(end - k), at, n, sums, g + 1 == groups ? out : nullptr, stream);
     k = end;
   }
-}
-
-template <class S> VU store_sums(S* out, int64_t n, const typename Mixing<S>::A* acc, bool stream) {
-  using X = Mixing<S>;
-  VU finite = ~VU{};
-  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) finite &= X::store(out + e, acc + v, stream);
   return finite;
 }
 
-template <class S> VU mix_one(const MixChunk& p, int64_t at, int64_t n, bool stream) {
-  auto* acc = (typename Mixing<S>::A*)p.sums;
-  sum_clients<S>(p, at, n, acc);
-  return store_sums((S*)p.out[0] + at, n, acc, stream);
+template <class S> VU store_sums(S* out, int64_t n, const typename Mixing<S>::A* sums, bool stream) {
+  using X = Mixing<S>;
+  VU finite = ~VU{};
+  for (int64_t e = 0, v = 0; e < n; e += lanes, v += X::parts) finite &= X::store(out + e, sums + v, stream);
+  return finite;
 }
 
 template <class S> VU mix_tail(const MixChunk& p, int64_t at, int64_t n) {  // n < lanes
@@ -168,7 +182,8 @@ template <class S> bool mix(const MixChunk& p) {
       p.outputs == 1 ? p.run : 8192 / sizeof(S);  // several: the clients' stays in cache for all of them
   while (at + lanes <= end) {
     int64_t stop = at + least(run, (end - at) / lanes * lanes), m = 0;
-    if (p.outputs == 1) finite &= mix_one<S>(p, at, stop - at, stream), m = 1;
+    if (p.outputs == 1)
+      finite &= sum_clients<S>(p, at, stop - at, (typename Mixing<S>::A*)p.sums, (S*)p.out[0] + at, stream), m = 1;
     for (; m + 4 <= p.outputs; m += 4) {
       int64_t e = at;
       for (; e + EV * lanes <= stop; e += EV * lanes) finite &= mix_step<S, 4, EV>(p, m, e, stream);

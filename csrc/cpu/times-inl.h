@@ -171,8 +171,7 @@ template <class S, class C> bool times_tail(const TimesPiece& p, int64_t at, int
   for (int64_t m = 0; m < p.mix.outputs && p.mix.out; ++m) {  // one at a time: each has its own padded place
     MixChunk one = part.mix;
     one.weights += m * K, one.outputs = 1;
-    sum_clients<S>(one, 0, lanes, (typename Mixing<S>::A*)one.sums);
-    finite &= all(store_sums(padded[K + 1].value, lanes, (typename Mixing<S>::A*)one.sums, false));
+    finite &= all(sum_clients<S>(one, 0, lanes, (typename Mixing<S>::A*)one.sums, padded[K + 1].value));
     __builtin_memcpy((S*)p.mix.out[m * p.mix.out_stride] + at, padded[K + 1].value, sizeof(S) * n);
   }
   part.mix.out = nullptr;

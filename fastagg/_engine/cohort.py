@@ -135,7 +135,7 @@ class Cohort:
         """
         if layerwise not in self._distance_grams:
             gram, table = self.gram(layerwise, times=times), self.table
-            epsilon = 2.0**-23 if self.access.any(not _all_float64(table)) else 2.0**-52
+            epsilon = 2.0**-23 if self.access.any(table.layout.gram_dtypes != {torch.float64}) else 2.0**-52
             for _ in range(2):
                 client = gram.clients_in_the_middle(epsilon)  # [1] or [L]
                 lost = client >= 0
@@ -302,8 +302,3 @@ def _with_layers(gram: Gram, other: Gram, layers: np.ndarray) -> Gram:
     """A layer-wise Gram with some layers, [L] bool, of another"""
     chosen = torch.from_numpy(layers).to(gram.matrix.device)[:, None, None]
     return Gram(torch.where(chosen, other.matrix, gram.matrix), gram.numel, gram.layers)
-
-
-def _all_float64(table: Table) -> bool:
-    """The Gram's products are computed in float64, not in float32"""
-    return all(table.layout.dtypes[t] == torch.float64 for t in np.flatnonzero(table.layout.gram_layer >= 0))

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.forked import one_thread
 from fastagg._engine.result import Result
-from fastagg._engine.table import FLOATING, Layout, Table, as_tensor
+from fastagg._engine.table import Layout, Table, as_tensor
 
 AT_ONCE = 1 << 20  # elements of all clients together that are copied at a time
 

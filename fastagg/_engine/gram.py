@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -15,6 +15,14 @@ from fastagg._engine.forked import one_thread
 # A squared distance below this many epsilons of the squares that it is the difference of has lost its digits: for
 # float32, where distances are under 3 % of the updates' lengths and an entry's error of 1e-7 is one of 1e-4 in them.
 LOST = 2.0**13
+
+
+class OnHost(NamedTuple):
+    """Products of a Gram, float64: [K], [K] and [], each with a leading [L] if layer-wise"""
+
+    squares: np.ndarray  # ||d_k||^2
+    along_global: np.ndarray  # <g, d_k>
+    global_square: np.ndarray  # ||g||^2
 
 
 class Gram:
@@ -69,7 +77,7 @@ class Gram:
     def squares(self) -> Tensor:
         """||d_k||^2: [K]"""
         if self.device.type == "cpu":
-            return torch.from_numpy(self._squares_on_host.copy())
+            return torch.from_numpy(self.on_host.squares.copy())
         return self._squares(self.updates())
 
     @property
@@ -106,12 +114,15 @@ class Gram:
         return G @ v if several else (G @ v[..., None])[..., 0]
 
     @cached_property
-    def _updates_on_host(self) -> np.ndarray:
-        return np.ascontiguousarray(self.host.updates().numpy())
+    def on_host(self) -> OnHost:
+        """What methods mostly need, as NumPy arrays; not to be changed"""
+        whole = self.host.matrix.numpy()
+        squares = np.maximum(np.einsum("...kk->...k", whole)[..., 1:], 0)  # NaN stays NaN
+        return OnHost(squares, whole[..., 0, 1:], whole[..., 0, 0])
 
     @cached_property
-    def _squares_on_host(self) -> np.ndarray:
-        return np.maximum(np.einsum("...kk->...k", self._updates_on_host), 0)  # NaN stays NaN
+    def _updates_on_host(self) -> np.ndarray:
+        return np.ascontiguousarray(self.host.matrix.numpy()[..., 1:, 1:])
 
     @property
     def K(self) -> int:
@@ -194,9 +205,13 @@ class Gram:
         """
         if self.K < 2:
             return np.full(self.numel.numel() if self.layerwise else 1, -1)
-        half = self._squares_on_host.reshape(-1, self.K) / 2
+        half = self.on_host.squares.reshape(-1, self.K) / 2
         mean = half[:, :, None] + half[:, None, :]
-        squares = 2 * (mean - self._updates_on_host.reshape(-1, self.K, self.K))
+        products = self._updates_on_host.reshape(-1, self.K, self.K)
+        nearly = products > (1 - LOST * epsilon) * mean  # within twice the limit below
+        if nearly.sum(-1).max() <= (self.K - 1) // 2 + 1:  # of whom one is the client itself
+            return np.full(len(half), -1)  # as in nearly every round
+        squares = 2 * (mean - products)
         squares[squares <= 2e-14 * mean] = 0  # as squared_distances() has it
         near = np.divide(squares, mean, out=np.ones_like(mean), where=(mean > 0) & np.isfinite(squares))
         near[:, np.arange(self.K), np.arange(self.K)] = np.inf

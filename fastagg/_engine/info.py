@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fastagg._engine import backends
-from fastagg._engine.table import _scanner
+from fastagg._engine import backends, scanner
 
 
 def info() -> dict[str, Any]:
@@ -29,5 +28,5 @@ def info() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "backends": backends.availability(),
         "tensors_on": backends.serves(),
-        "fast_table": "yes" if _scanner is not None else "no: needs the native module and torch 2.10 or later",
+        "fast_table": "yes" if scanner.NATIVE is not None else "no: needs the native module and functions of torch",
     }

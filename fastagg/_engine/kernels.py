@@ -68,7 +68,7 @@ def unformed(
 ) -> UnformedGram:
     """The Gram of which columns [L or 1, K+1, 2+M] are known, for weights [S, M, K] of which tensors take row 0 or, if
     layer-wise, that of their layer"""
-    numel = torch.from_numpy(table.layout.layer_numel) if numel is None else numel
+    numel = table.layout.gram_numel[0] if numel is None else numel
     if not layerwise:
         return UnformedGram.of(columns[0], weights[0], numel.sum())
     L = len(table.layout.layers)
@@ -87,10 +87,10 @@ def rows(table: Table, layerwise: bool) -> np.ndarray:
 
 def formed(table: Table, layerwise: bool, matrix: torch.Tensor) -> Gram:
     """The Gram of which matrix is [L or 1, K+1, K+1]"""
-    numel = torch.from_numpy(table.layout.layer_numel)
+    of_layers, of_model = table.layout.gram_numel
     if layerwise:
-        return Gram(matrix, numel, table.layout.layers)
-    return Gram(matrix[0], numel.sum())
+        return Gram(matrix, of_layers, table.layout.layers)
+    return Gram(matrix[0], of_model)
 
 
 def _outputs(table: Table, M: int, out: Out) -> tuple[list[list[torch.Tensor]], list]:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fastagg._engine.checks import BadClientError, InputError
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.forked import one_thread
 from fastagg._engine.gram import Gram
-from fastagg._engine.table import FLOATING, Table
+from fastagg._engine.table import Table
 
 FAR = 1e3  # times the median of the clients: further from them than any honest one
 NAMED = 5  # keys, or clients, that a message lists before it counts the rest
@@ -40,8 +41,8 @@ def check_gram(table: Table, gram: Gram, keys_of: KeysOf | None = None) -> None:
             "a CUDA graph is being captured: this method reads its Gram on the host, which a capture does not allow. "
             "Capture fastagg.gram, fastagg.mix or fastagg.gram_mix instead"
         )
-    good = np.isfinite(gram.host.squares.numpy())  # [K] or [L, K]
-    good_global = bool(np.isfinite(gram.host.global_square.numpy()).all())
+    good = np.isfinite(gram.on_host.squares)  # [K] or [L, K]
+    good_global = bool(np.isfinite(gram.on_host.global_square).all())
     if good.all() and good_global:
         return
     if not good_global:
@@ -74,6 +75,8 @@ def marks(table: Table, wanted: bool = True) -> torch.Tensor | None:
     be read: a CUDA graph that is being captured has computed nothing yet."""
     if not wanted or capturing(table.device):
         return None
+    if table.device.type == "cpu":
+        return torch.from_numpy(np.zeros(table.T, np.uint8))  # which is there sooner than torch.zeros
     return torch.zeros(table.T, dtype=torch.uint8, device=table.device)
 
 

@@ -77,7 +77,7 @@ class Option:
         return next((extra.role for extra in self.extras if isinstance(extra, SetBy)), None)
 
     def check(self, method: str, value: Any) -> None:
-        if value is None and self.optional:
+        if value is self.default or (value is None and self.optional):
             return
         if get_origin(self.type) is Literal:
             check_choice(method, self.name, value, (*get_args(self.type), *([None] if self.optional else [])))

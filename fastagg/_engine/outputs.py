@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,10 @@ def check_out(table: Table, out: StateDict | Sequence[StateDict], outputs: int) 
     if len(outs) != outputs:
         raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
     address = np.empty((table.T, outputs), dtype=np.int64)
-    tensors = [_check_one(table, sd, "out" if outputs == 1 else f"out[{m}]", address, m) for m, sd in enumerate(outs)]
+    scanned = scan(outs, table.layout, table.device, address)
+    for m, (row, odd) in enumerate(scanned):
+        _look_closer(table, outs[m], "out" if outputs == 1 else f"out[{m}]", row, odd, address[:, m])
+    tensors = [row for row, _ in scanned]
     _check_overlap(table, address)
     _mark_written([tensor for row in tensors for tensor in row if not tensor.is_inference()])
     return tensors
@@ -50,13 +53,15 @@ def list_of(out: StateDict | Sequence[StateDict]) -> list[StateDict]:
     return [out] if isinstance(out, Mapping) else list(out)
 
 
-def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: int) -> list[torch.Tensor]:
+def _look_closer(
+    table: Table, sd: StateDict, who: str, row: list[Any], odd: Iterable[int], address: np.ndarray
+) -> None:  # fmt: skip
+    """Checks the tensors that the scan has not, and puts them into row, their addresses into address, both [T]"""
     layout = table.layout
-    if len(sd) != table.T or any(key not in sd for key in layout.keys):
+    if len(sd) != table.T or (odd and any(key not in sd for key in layout.keys)):
         wrong = next(iter(set(layout.keys) ^ set(sd)))
         fault = "missing" if wrong in layout.keys else "not in the model"
         raise InputError(f"{who}: key {wrong!r} is {fault}{prefix_hint(sd, layout.keys)}")
-    row, odd = scan(sd, layout, table.device, address, m)
     for t in odd:
         key = layout.keys[t]
         if not isinstance(sd[key], torch.Tensor | np.ndarray):
@@ -73,13 +78,13 @@ def _check_one(table: Table, sd: StateDict, who: str, address: np.ndarray, m: in
         check_memory(tensor, who, key)
         if not tensor.is_contiguous() or tensor.is_neg():
             raise InputError(f"{who}: key {key!r} is not contiguous")
-        address[t, m] = tensor.data_ptr()
+        address[t] = tensor.data_ptr()
         row[t] = tensor
-    for key, tensor in zip(layout.keys, row, strict=True):
-        check_memory(tensor, who, key)  # the native scan sees storages that were freed, not those made smaller
+    for t, tensor in enumerate(row):
         if tensor.requires_grad:
-            raise InputError(f"{who}: key {key!r} requires grad; pass a former result, not a model's parameters")
-    return row
+            raise InputError(
+                f"{who}: key {layout.keys[t]!r} requires grad; pass a former result, not a model's parameters"
+            )
 
 
 def _form(form: tuple) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fastagg._engine.table import FLOATING, InputError, Layout
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.table import InputError, Layout
 
 
 def check_tensor(where: str, key: Any, value: Any) -> None:

@@ -6,24 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Any, cast
+from functools import cached_property, lru_cache
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fastagg._engine import scanner
 from fastagg._engine.checks import BadClientError, InputError
+from fastagg._engine.dtypes import DTYPE_CODE, FLOATING, PLAIN
 from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
 
-try:
-    from fastagg import _cpu
-except ImportError:  # no native module on this platform: the reference backend needs none
-    _cpu = None
-
-FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INTEGER = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
-DTYPE_CODE = {dtype: code for code, dtype in enumerate(FLOATING + INTEGER)} | {torch.bool: 8}  # bool is read as uint8
 BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
@@ -47,7 +41,17 @@ class Layout:
     is_param: np.ndarray  # [T] bool: a parameter, not a buffer
     gram_layer: np.ndarray  # [T] int32, the layer of what enters the Gram, -1 for what does not
     layer_numel: np.ndarray  # [L] int64: elements that enter the Gram, per layer
-    code_list: list[int]
+
+    @cached_property
+    def gram_dtypes(self) -> frozenset[torch.dtype]:
+        """Of the tensors that enter the Gram"""
+        return frozenset(dtype for dtype, layer in zip(self.dtypes, self.gram_layer, strict=True) if layer >= 0)
+
+    @cached_property
+    def gram_numel(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Elements that enter the Gram: [L] and []"""
+        layers = torch.from_numpy(self.layer_numel.copy())
+        return layers, layers.sum()
 
 
 def module_of(key: str) -> str:
@@ -77,7 +81,7 @@ def _layout(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
     return Layout(
         keys, shapes, dtypes, tuple(names), numel, size, np.array(codes, dtype=np.int32),
         np.array(layer, dtype=np.int32), np.array(is_param, dtype=bool), np.array(gram_layer, dtype=np.int32),
-        layer_numel, codes,
+        layer_numel,
     )  # fmt: skip
 
 
@@ -187,17 +191,17 @@ def build(
         raise InputError("no clients: client_sds is empty")
     some = list(range(len(models)))  # positions of the clients that fit
     for k, sd in enumerate(models):
-        if not isinstance(sd, Mapping):
+        if not isinstance(sd, _MAPPING):
             name, fault = client_name(k, client_ids), f"a {type(sd).__name__}, expected a state dict (name -> tensor)"
             said = (
                 (f"{name}: {sd}", str(sd)) if isinstance(sd, InputError) else (f"{name} is {fault}", f"it is {fault}")
             )
             _leave_out(k, *said, some, bad)
-    if global_sd is not None and not isinstance(global_sd, Mapping):
+    if global_sd is not None and not isinstance(global_sd, _MAPPING):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
     metadata = getattr(models[some[0]] if global_sd is None else global_sd, "_metadata", None)
-    models = [_plain_dict(sd) if isinstance(sd, Mapping) else sd for sd in models]
+    models = [_plain_dict(sd) if isinstance(sd, _MAPPING) else sd for sd in models]
     global_sd = None if global_sd is None else _plain_dict(global_sd)
     chosen = parameter_names(params)
     while True:
@@ -214,26 +218,32 @@ def build(
             _leave_out(first, str(error), str(error).removeprefix(f"{who}: "), some, bad, error)
 
     K, T = len(models), len(layout.keys)
-    client_address = np.empty((T, K), dtype=np.int64)
     center_address = np.zeros((T, 1), dtype=np.int64)
     center, other_inputs = None, []
     if global_sd is not None and seen is not None:
         center, center_address = seen
     elif global_sd is not None:
-        center = _read(global_sd, layout, device, who, center_address, 0, other_inputs)
-    clients = []
-    for k in list(some):
-        name = client_name(k, client_ids)
-        try:
-            clients.append(_read(models[k], layout, device, name, client_address, k, other_inputs))
-        except InputError as error:
-            for value in models[k].values():
-                with suppress(TypeError, ValueError, RuntimeError):  # it may be anything, and is an input all the same
-                    other_inputs.append(extent(value))
-            _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
-    positions = None
-    if len(some) < K:
-        client_address, positions = np.ascontiguousarray(client_address[:, some]), some
+        [scanned] = scan([global_sd], layout, device, center_address)
+        center = _look_closer(global_sd, layout, device, who, center_address[:, 0], scanned, other_inputs)
+    clients, fits, given = [], [], tuple(some)
+    client_address = np.empty((T, len(given)), dtype=np.int64)
+    all_scanned = scan([models[k] for k in given], layout, device, client_address)
+    for m, (k, scanned) in enumerate(zip(given, all_scanned, strict=True)):
+        if scanned[1] or len(models[k]) != T:
+            name = client_name(k, client_ids)
+            try:
+                _look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs)
+            except InputError as error:
+                for value in models[k].values():  # it may be anything, and is an input all the same
+                    with suppress(TypeError, ValueError, RuntimeError):
+                        other_inputs.append(extent(value))
+                _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
+                continue
+        clients.append(scanned[0])
+        fits.append(m)
+    if len(fits) < len(given):
+        client_address = np.ascontiguousarray(client_address[:, fits])
+    positions = some if len(some) < K else None
     if hints:
         at = positions or range(K)
         warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(at[k], client_ids))
@@ -265,6 +275,7 @@ def most_usual(client_sds: Sequence[StateDict], some: Sequence[int]) -> int:
 
 
 Seen = tuple[list[torch.Tensor], np.ndarray]  # a model's tensors, and their addresses [T, 1]
+Scanned = tuple[list[Any], Iterable[int]]  # a model's tensors, and the indices of those that are still None
 
 
 def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.device, tuple[bool, ...], Seen | None]:
@@ -276,7 +287,7 @@ def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.d
         device = getattr(next(iter(reference.values()), None), "device", _CPU)  # NumPy's arrays may have one, a string
         device = device if isinstance(device, torch.device) else _CPU
         address = np.empty((len(layout.keys), 1), dtype=np.int64)
-        tensors, odd = scan(reference, layout, device, address, 0)
+        [(tensors, odd)] = scan([reference], layout, device, address)
         if not odd:
             return layout, device, (False,) * len(layout.keys), (tensors, address)
     tensors, as_numpy = _read_reference(reference, who)
@@ -289,13 +300,17 @@ def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.d
 
 
 _former: dict[tuple, Layout] = {}
+_MAPPING = (dict, Mapping)  # to ask for the first is ten times faster
 _CPU = torch.device("cpu")
-_DLPACK_DEVICE = {"cpu": 1, "cuda": 2}
 
 
 def _plain_dict(sd: StateDict) -> dict:
     """The mapping itself where looking a key up costs nothing; else its tensors, each asked for once"""
-    return sd if isinstance(sd, dict) and type(sd).__getitem__ is dict.__getitem__ else {key: sd[key] for key in sd}
+    return sd if _is_plain_dict(sd) else {key: sd[key] for key in sd}
+
+
+def _is_plain_dict(sd: StateDict) -> TypeGuard[dict]:
+    return isinstance(sd, dict) and type(sd).__getitem__ is dict.__getitem__
 
 
 def client_name(k: int, client_ids: Sequence[Any] | None) -> str:
@@ -307,7 +322,7 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
     for key, value in sd.items():
         if not isinstance(key, str):
             raise InputError(f"{who}: key {key!r} is a {type(key).__name__}, expected a string")
-        tensor = value if type(value) in _PLAIN else as_tensor(value, who, key)
+        tensor = value if type(value) in PLAIN else as_tensor(value, who, key)
         if tensor.dtype not in DTYPE_CODE:
             raise InputError(f"{who}: key {key!r} has dtype {tensor.dtype}, which cannot be aggregated")
         if tensors and tensor.device != tensors[0].device:
@@ -316,17 +331,19 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
     return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
 
 
-def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, column: int, others: list) -> list:
-    """The tensors of one model in the layout's order, checked; their addresses go to address[:, column]. Where the
-    caller's own memory is not the one read, it is added to others."""
-    tensors, odd = scan(sd, layout, device, address, column)
+def _look_closer(
+    sd: dict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list
+) -> list:
+    """The tensors of one model in the layout's order, checked where the scan left that; their addresses go to address,
+    [T]. Where the caller's own memory is not the one read, it is added to others."""
+    tensors, odd = scanned
     for t in odd:
         key = layout.keys[t]
         if key not in sd:
             raise InputError(f"{who}: key {key!r} is missing{prefix_hint(sd, layout.keys)}")
         given = as_tensor(sd[key], who, key)
         tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
-        address[t, column] = tensors[t].data_ptr()
+        address[t] = tensors[t].data_ptr()
         if tensors[t] is not sd[key]:
             others.append(extent(sd[key]))
     if len(sd) != len(layout.keys):
@@ -336,17 +353,13 @@ def _read(sd: dict, layout: Layout, device, who: str, address: np.ndarray, colum
     return tensors
 
 
-def scan(sd: StateDict, layout: Layout, device, address: np.ndarray, column: int) -> tuple[list, Iterable[int]]:
-    """A model's tensors, natively and so fast; and the indices of those that want a closer look (None in the list)"""
-    T = len(layout.keys)
-    kind = _DLPACK_DEVICE.get(device.type)
-    if _scanner is None or kind is None or getattr(type(sd), "__getitem__", None) is not dict.__getitem__:
-        return [None] * T, range(T)
-    tensors: list = []
-    where = kind, device.index or 0
-    return tensors, _scanner.scan(
-        cast(dict, sd), layout.keys, layout.shapes, layout.code_list, where, address, column, tensors
-    )
+def scan(sds: Sequence[StateDict], layout: Layout, device: torch.device, address: np.ndarray) -> Sequence[Scanned]:
+    """The tensors of models, natively and so fast, and the indices of those that want a closer look (None in the list).
+    Their addresses go to address[:, m]."""
+    if scanner.NATIVE is None or device.type not in scanner.DEVICES or not all(map(_is_plain_dict, sds)):
+        return [([None] * len(layout.keys), range(len(layout.keys))) for _ in sds]
+    where = scanner.DEVICES[device.type], device.index or 0
+    return scanner.NATIVE.scan(cast(list[dict], list(sds)), layout.keys, layout.shapes, layout.codes, where, address)
 
 
 def extent(value: Any) -> tuple[int, int]:
@@ -397,7 +410,7 @@ def check_memory(tensor: torch.Tensor, who: str, key: str) -> None:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """What a tensor is, whatever its class says: a subclass may answer anything when asked for its shape or address"""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return tensor
     with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
         return torch.Tensor.as_subclass(tensor, torch.Tensor)
@@ -405,7 +418,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def as_tensor(value: Any, who: str, key: str) -> torch.Tensor:
     """The value as a dense tensor over the same memory, of torch's own class."""
-    if type(value) in _PLAIN and value.layout is torch.strided and not (value.is_meta or value.is_nested):
+    if type(value) in PLAIN and value.layout is torch.strided and not (value.is_meta or value.is_nested):
         return value
     if isinstance(value, np.ndarray | np.generic):
         return _from_numpy(np.asarray(value), who, key)
@@ -440,7 +453,6 @@ def _from_numpy(array: np.ndarray, who: str, key: str) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _UNSUPPORTED = (
     ("DTensor", lambda t: type(t).__name__ == "DTensor"),
     ("fake", lambda t: type(t).__name__ == "FakeTensor"),
@@ -449,17 +461,6 @@ _UNSUPPORTED = (
     ("sparse", lambda t: t.layout is not torch.strided),
     (
         "wrapper",
-        lambda t: type(t) not in _PLAIN and is_traceable_wrapper_subclass(t),
+        lambda t: type(t) not in PLAIN and is_traceable_wrapper_subclass(t),
     ),
 )
-
-
-def _make_scanner():
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.10 and later
-    if _cpu is None or exchange is None:
-        return None
-    scanner = _cpu.Scanner(exchange, _PLAIN)
-    return scanner if scanner.usable else None
-
-
-_scanner = _make_scanner()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg._engine.gram import LOST, Gram
+from fastagg._engine.gram import LOST, Gram, OnHost
 
 Multiply = Callable[[np.ndarray], np.ndarray]  # v -> G v, both [K] or [L, K], by another read
 
@@ -64,6 +64,10 @@ class UnformedGram(Gram):
     @property
     def host(self) -> Gram:  # type: ignore[override]
         return self
+
+    @property
+    def on_host(self) -> OnHost:  # type: ignore[override]
+        return OnHost(np.maximum(self._diagonal, 0), self._along, np.asarray(self._own))
 
     @property
     def device(self) -> torch.device:

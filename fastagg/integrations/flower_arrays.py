@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from fastagg._engine.table import DTYPE_CODE, InputError, StateDict, as_tensor
+from fastagg._engine.dtypes import DTYPE_CODE
+from fastagg._engine.table import InputError, StateDict, as_tensor
 
 try:
     from flwr.app import Array, ArrayRecord

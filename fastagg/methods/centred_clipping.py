@@ -89,7 +89,7 @@ class CentredClipping(GlobalAggregator):
 
 def clip(gram: Gram, masses: np.ndarray, c: np.ndarray, tau: float, iterations: int) -> np.ndarray:
     """The coefficients after so many iterations from c, all [K], from the Gram and masses that sum to 1"""
-    squares = gram.host.squares.numpy()
+    squares = gram.on_host.squares
     for _ in range(iterations):
         Gc = gram @ c
         distance = np.sqrt(np.maximum(squares - 2 * Gc + c @ Gc, 0))

@@ -75,7 +75,7 @@ class FedAdp(GlobalAggregator):
 def angles(gram: Gram, n: np.ndarray) -> np.ndarray:
     """The angle of each d_k to sum_j n_j d_j, in [0, pi]: [K]"""
     along = gram @ n
-    lengths = np.sqrt(gram.host.squares.numpy()) * np.sqrt(max(along @ n, 0))
+    lengths = np.sqrt(gram.on_host.squares) * np.sqrt(max(along @ n, 0))
     return np.arccos(np.clip(ratio(along, lengths), -1, 1))
 
 

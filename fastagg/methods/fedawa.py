@@ -256,10 +256,10 @@ def _objective(
                 its center, nor does the gradient but for a constant, which a softmax takes no notice of.
     """
     layers = gram.layerwise
-    host, other = gram.host, gram if distances is None else distances
-    c, b, squares = host.global_square.numpy(), host.along_global.numpy(), host.squares.numpy()
+    other = gram if distances is None else distances
+    squares, b, c = gram.on_host
     c = c[:, None] if layers else c[()]
-    own = other.host.squares.numpy()
+    own = other.on_host.squares
     least = 1e-15 * own + 1e-300  # of a squared distance: what float64 can tell from zero
     r = np.zeros_like(squares)  # what "released" adds, linear in lam
     if variant == "released" and reg == "cos":
@@ -267,23 +267,24 @@ def _objective(
     elif variant == "released" and reg == "euc":
         r = squares / np.maximum(gram.numel.numpy()[..., None], 1)
 
-    def deviation(lam, want_loss):
+    def deviation(lam, want_loss):  # and the product with lam
         Hl = other @ lam
         distance = np.sqrt(np.maximum(own + _dot(lam, Hl) - 2 * Hl, least))  # ||d_k - sum lam d||
         pull = lam / distance
         cost = distance + r
         gradient = cost + Hl * pull.sum(-1, keepdims=layers) - other @ pull
-        return _dot(lam, cost) if want_loss else None, gradient
+        return _dot(lam, cost) if want_loss else None, gradient, Hl
 
     def released(lam, want_loss):
-        loss, gradient = deviation(lam, want_loss)
+        loss, gradient, _ = deviation(lam, want_loss)
         return _last(loss), gradient
 
-    unit = _power_of_two(np.maximum(c, squares.max(-1, keepdims=layers)))
+    unit = _power_of_two(np.maximum(c, squares.max(-1, keepdims=layers)))  # keeps fourth powers within float64
+    C, B, root = c * unit, b * unit, np.sqrt(c * unit)
 
     def paper(lam, want_loss):
-        loss, gradient = deviation(lam, want_loss)
-        Gl = gram @ lam
+        loss, gradient, Hl = deviation(lam, want_loss)
+        Gl = Hl if other is gram else gram @ lam
         q = _dot(lam, Gl)  # ||sum lam d||^2
         s = lam.sum(-1, keepdims=layers)
         a = _dot(lam, b)  # <sum lam d, g>
@@ -292,12 +293,12 @@ def _objective(
             length = np.sqrt(np.maximum(e * e * c + 2 * e * a + q, 0))
             return _last(loss, length), gradient + ratio(e * c + a + e * b + Gl, length)
         away = _one_minus_cosine(c, a, q, s) if want_loss else None
-        return _last(loss, away), gradient - cosine_slope(c * unit, a * unit, q * unit, b * unit, Gl * unit, s)
+        return _last(loss, away), gradient - cosine_slope(a * unit, q * unit, Gl * unit, s)
 
-    def cosine_slope(c, a, q, b, Gl, s):  # of units that keep fourth powers within float64; the unit cancels
-        length = np.sqrt(np.maximum(s * s * c + 2 * s * a + q, 0))  # ||sum lam w||
-        slope = (c * q - a * a) + b * (s * a + q) - Gl * (s * c + a)  # the c^2 terms cancel exactly: left out
-        return ratio(slope, length**3 * np.sqrt(c))
+    def cosine_slope(a, q, Gl, s):  # all in the unit, which cancels
+        length = np.sqrt(np.maximum(s * s * C + 2 * s * a + q, 0))  # ||sum lam w||
+        slope = (C * q - a * a) + B * (s * a + q) - Gl * (s * C + a)  # the c^2 terms cancel exactly: left out
+        return ratio(slope, length**3 * root)
 
     return released if variant == "released" or reg is None else paper
 
@@ -355,7 +356,7 @@ def solve(gram: Gram, T: np.ndarray, o: FedAWA, distances: Gram | None = None) -
 
 def cosine_weights(gram: Gram, n: np.ndarray) -> np.ndarray:
     """FedAWA-COS; the data shares where no client agrees with the mean update"""
-    squares = gram.host.squares.numpy()
+    squares = gram.on_host.squares
     unit = _power_of_two(squares.max(-1, keepdims=True))  # products of squares could leave float64
     squares, along = squares * unit, (gram @ n) * unit
     norms = np.sqrt(np.maximum(squares * (along * n).sum(-1, keepdims=True), 0))

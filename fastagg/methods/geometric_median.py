@@ -68,7 +68,7 @@ def weiszfeld(
     gram: Gram, n: np.ndarray, l: np.ndarray, iterations: int, tolerance: float, nu: float  # noqa: E741
 ) -> np.ndarray:  # fmt: skip
     """Weights of the geometric median of points with these inner products and masses n [K], from weights l [K]"""
-    squares = gram.host.squares.numpy()
+    squares = gram.on_host.squares
     for _ in range(iterations):
         Gl = gram @ l
         distance = np.sqrt(np.maximum(squares - 2 * Gl + l @ Gl, 0))

@@ -39,7 +39,7 @@ class LDAWA(GlobalAggregator):
 
 def divergence(gram: Gram) -> np.ndarray:
     """cos(w_k, g), [K] or [L, K]; 1 where g is zero"""
-    nothing = gram.host.global_square.numpy()[..., None] == 0
+    nothing = gram.on_host.global_square[..., None] == 0
     return np.where(nothing, 1.0, gram.cosine("global").cpu().numpy())
 
 

@@ -41,6 +41,6 @@ class SimAgg(GlobalAggregator):
 def distances_to_mean(gram: Gram) -> np.ndarray:
     """||w_k - 1/K sum_j w_j||: [K] or [L, K]"""
     along = gram.along_mean.numpy()
-    squares, mean_square = gram.host.squares.numpy(), along.mean(-1, keepdims=True)
+    squares, mean_square = gram.on_host.squares, along.mean(-1, keepdims=True)
     apart = squares - 2 * along + mean_square
     return np.sqrt(np.where(apart > 1e-14 * (squares + mean_square), apart, 0))  # below it is all rounding

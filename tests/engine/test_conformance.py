@@ -47,6 +47,7 @@ class OnlyProducts(Gram):
         return super().cosine(of)
 
     host = property(lambda self: self)
+    on_host = property(lambda self: self.whole.on_host)
     K = property(lambda self: self.whole.K)
     layerwise = property(lambda self: self.whole.layerwise)
     squares = property(lambda self: self.whole.squares)

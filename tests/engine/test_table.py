@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fastagg
+from fastagg._engine import scanner
 from fastagg._engine import table as tables
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
 
@@ -23,8 +24,8 @@ SHAPES = {"conv.weight": (4, 3, 2, 2), "bn.weight": (4,), "bn.bias": (4,), "fc.w
 def scan(request, monkeypatch):
     """The same behaviour with and without the native table scan"""
     if request.param == "python":
-        monkeypatch.setattr(tables, "_scanner", None)
-    elif tables._scanner is None:
+        monkeypatch.setattr(scanner, "NATIVE", None)
+    elif scanner.NATIVE is None:
         pytest.skip("no native scan with this torch")
 
 
@@ -423,43 +424,39 @@ def test_models_on_other_devices_are_refused():
         tables.checked(torch.ones(2), (2,), torch.float32, torch.device("cuda", 0), "client 3", "w")
 
 
-class DLTensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
-
-
-@pytest.mark.skipif(tables._scanner is None, reason="no native scan with this torch")
+@pytest.mark.skipif(scanner.NATIVE is None, reason="no native scan with this torch")
 def test_native_scan_tells_devices_apart():
-    """With torch's own table of functions, but for one that says every tensor is on cuda:1"""
-    api = ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    api.PyCapsule_New.restype = ctypes.py_object
-    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = torch.Tensor.__dlpack_c_exchange_api__
-    name = api.PyCapsule_GetName(capsule)
-    words = (ctypes.c_void_p * 6).from_address(api.PyCapsule_GetPointer(capsule, name))
-    changed = (ctypes.c_void_p * 6)(*words)  # version, previous, three others, and what borrows a tensor
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(DLTensor))
-    borrow = kind(words[5])
+    """With torch's own functions, but for two that say every tensor is on cuda:1"""
+    library = ctypes.CDLL("libtorch_cpu.so")
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))
 
     @kind
-    def borrow_on_gpu(tensor, out):
-        status = borrow(tensor, out)
-        out.contents.device_type, out.contents.device_id = 2, 1
-        return status
+    def one(tensor, out):
+        out[0] = 1
+        return 0
 
-    changed[5] = ctypes.cast(borrow_on_gpu, ctypes.c_void_p).value
-    fake = api.PyCapsule_New(ctypes.addressof(changed), name, None)
-    scanner = tables._cpu.Scanner(fake, (torch.Tensor, torch.nn.Parameter))
+    functions = scanner.functions_of(library)
+    functions |= dict.fromkeys(("device_type", "device_index"), ctypes.cast(one, ctypes.c_void_p).value)
     sd = {"a": torch.ones(3, 2), "b": torch.nn.Parameter(torch.ones(5))}
+    offset = scanner.handle_offset(list(sd.values()))
+    fake = tables.scanner._cpu.Scanner(functions, scanner.codes_of(library), scanner.PLAIN, offset)
     layout = tables.build(None, [sd]).layout
-    for device, odd in (((2, 1), []), ((2, 0), [0, 1]), ((1, 1), [0, 1]), ((1, 0), [0, 1])):
-        address, tensors = np.zeros((2, 1), np.int64), []
-        found = scanner.scan(sd, layout.keys, layout.shapes, layout.code_list, device, address, 0, tensors)
+    for device, odd in (((1, 1), []), ((1, 0), [0, 1]), ((0, 1), [0, 1]), ((0, 0), [0, 1])):
+        address = np.zeros((2, 1), np.int64)
+        [(tensors, found)] = fake.scan([sd], layout.keys, layout.shapes, layout.codes, device, address)
         assert found == odd
+        assert tensors == [None if t in odd else value for t, value in enumerate(sd.values())]
         if not odd:
             assert address[:, 0].tolist() == [v.data_ptr() for v in sd.values()]
+
+
+def test_no_native_scan_where_tensors_are_not_where_they_say():
+    class Elsewhere:
+        __basicsize__ = torch.Tensor.__basicsize__
+        _cdata = 1
+
+    assert scanner.handle_offset([torch.ones(3)]) is not None
+    assert scanner.handle_offset([torch.ones(3), Elsewhere()]) is None
 
 
 class Liar(torch.Tensor):
@@ -513,10 +510,13 @@ def test_wrappers_are_refused(scan):
         fastagg.mix([{"w": torch.ones(40)}], [1.0], out={"w": Wrapper()})
 
 
-@pytest.mark.parametrize("left", [0, 8])
-def test_memory_that_is_gone(scan, left):
-    """Or a part of it. Of ordinary tensors the native scan sees only whether there is any."""
-    shrunk = torch.ones(40).as_subclass(type("Other", (torch.Tensor,), {}))
+@pytest.mark.parametrize("subclass", [False, True])
+@pytest.mark.parametrize("left", [0, 8, 156])
+def test_memory_that_is_gone(scan, left, subclass):
+    """Or a part of it, down to the last element"""
+    shrunk = torch.ones(40)
+    if subclass:
+        shrunk = shrunk.as_subclass(type("Other", (torch.Tensor,), {}))
     shrunk.untyped_storage().resize_(left)
     clients = [{"w": torch.ones(40)}, {"w": torch.ones(40)}]
     with pytest.raises(fastagg.InputError, match="client 0: key 'w' has no memory"):
@@ -527,12 +527,12 @@ def test_memory_that_is_gone(scan, left):
         fastagg.fedawa({"w": shrunk}, clients)
 
 
-@pytest.mark.parametrize("left", [0, 40])
-def test_out_that_was_freed_or_made_smaller(scan, left):
-    freed = torch.ones(40)
-    freed.untyped_storage().resize_(left)
-    with pytest.raises(fastagg.InputError, match="out: key 'w' has no memory"):
-        fastagg.mix([{"w": torch.ones(40)}], [1.0], out={"w": freed})
+def test_a_view_whose_memory_is_gone(scan):
+    whole = torch.ones(80)
+    view = whole[40:]
+    whole.untyped_storage().resize_(4 * 79)
+    with pytest.raises(fastagg.InputError, match="client 1: key 'w' has no memory"):
+        fastagg.mix([{"w": torch.ones(40)}, {"w": view}], [0.5, 0.5])
 
 
 class Counted(str):

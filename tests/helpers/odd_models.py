@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fastagg._engine import backends
+from fastagg._engine import backends, scanner
 from fastagg._engine import table as tables
-from fastagg._engine.table import FLOATING, INTEGER
+from fastagg._engine.dtypes import FLOATING, INTEGER
 
 try:
     import ml_dtypes
@@ -234,7 +234,7 @@ class On:
 
     def __init__(self, threads: int, level: str, scan: bool) -> None:
         self.threads, self.level = threads, level
-        self.patch = mock.patch.object(tables, "_scanner", tables._scanner if scan else None)
+        self.patch = mock.patch.object(scanner, "NATIVE", scanner.NATIVE if scan else None)
 
     def __enter__(self) -> None:
         torch.set_num_threads(self.threads)

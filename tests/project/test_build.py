@@ -15,17 +15,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from fastagg._engine import table
+from fastagg._engine import scanner
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.skipif(table._cpu is None, reason="no native module")
+@pytest.mark.skipif(scanner._cpu is None, reason="no native module")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of ELF files")
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 def test_the_native_module_is_hardened():
     options = ["--wide", "--program-headers", "--dynamic", "--dyn-syms"]
-    done = subprocess.run(["readelf", *options, table._cpu.__file__], capture_output=True, text=True, check=True)
+    done = subprocess.run(["readelf", *options, scanner._cpu.__file__], capture_output=True, text=True, check=True)
     assert "GNU_RELRO" in done.stdout
     assert re.search(r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW", done.stdout)
     assert "__stack_chk_fail" in done.stdout  # -fstack-protector-strong

@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fastagg._engine.table import FLOATING, Layout, Table
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.table import Layout, Table
 
 CHUNK = 1024  # elements
 MIX_ITEMS = 16384  # at most about so many blocks for a weighted sum: 8 or more for every SM, 16 waves on an A100

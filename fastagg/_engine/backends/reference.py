@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from fastagg._engine.table import FLOATING, Table
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.table import Table
 
 CHUNK = 1 << 18  # elements of one tensor converted to float64 at a time
 

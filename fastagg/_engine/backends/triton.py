@@ -29,7 +29,8 @@ import triton.language as tl
 from fastagg._engine.backends import plan
 from fastagg._engine.backends import triton_kernels as kernels
 from fastagg._engine.backends import triton_times as times
-from fastagg._engine.table import DTYPE_CODE, Table
+from fastagg._engine.dtypes import DTYPE_CODE
+from fastagg._engine.table import Table
 
 _POINTEE = (tl.float32, tl.float64, tl.bfloat16, tl.float16, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8)  # by code
 _F64, _F16 = DTYPE_CODE[torch.float64], DTYPE_CODE[torch.float16]

@@ -20,6 +20,7 @@ from fastagg._engine import forming, registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, suggest
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.files.clients import Unusable, ids_of, naming_files, open_client
 from fastagg._engine.files.file_result import FileResult
 from fastagg._engine.files.mapped import MappedModel, open_model
@@ -30,7 +31,7 @@ from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
 from fastagg._engine.options import options_of
-from fastagg._engine.table import FLOATING, Table
+from fastagg._engine.table import Table
 
 MOST_LISTED = 100_000  # weights in a file's metadata; of more (many layers) there are none
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -20,9 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fastagg._engine import saved
+from fastagg._engine.dtypes import DTYPE_CODE
 from fastagg._engine.files import paging
 from fastagg._engine.regular import open_regular
-from fastagg._engine.table import DTYPE_CODE, InputError
+from fastagg._engine.table import InputError
 
 INDEX = ".safetensors.index.json"
 LONGEST_HEADER = 100_000_000  # bytes, the format's own limit

@@ -41,7 +41,7 @@ class Slab:
             shapes=tuple((n,) for n in self.count.tolist()),
             dtypes=tuple(layout.dtypes[i] for i in names),
             numel=self.count, bytes=self.count * item, codes=layout.codes[t], layer=layout.layer[t],
-            is_param=layout.is_param[t], gram_layer=layout.gram_layer[t], code_list=layout.codes[t].tolist(),
+            is_param=layout.is_param[t], gram_layer=layout.gram_layer[t],
         )  # fmt: skip
         return replace(
             table, layout=part, as_numpy=(False,) * len(t),
