@@ -9,7 +9,9 @@ stream of its own, so that corrupting clients, say, leaves the split as it was.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +19,7 @@ from numpy.typing import ArrayLike
 from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim.choices import KINDS
 
+Split = Callable[[np.ndarray, int, np.random.Generator], Sequence[ArrayLike]]
 BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2
 
 
@@ -35,7 +38,7 @@ def make(
     classes: int,
     clients: int,
     *,
-    kind: str = "dirichlet",
+    kind: str | Split = "dirichlet",
     alpha: float = 0.1,
     classes_per_client: int = 2,
     min_size: int = 10,
@@ -43,11 +46,14 @@ def make(
     long_tail: float = 1.0,
     corrupted: float = 0.0,
     proxy: int = 0,
+    train_share: float = 1.0,
     seed: int = 0,
+    given: Sequence[np.ndarray] | None = None,
 ) -> Partition:
     """Splits a training set with labels y, and a test set with labels test_y, over clients.
 
-    kind                one of KINDS
+    kind                one of KINDS, or a function of labels [N], clients and a NumPy generator that returns the indices
+                        of each client's samples
     alpha               concentration of the Dirichlet distribution: small for clients that differ, large for alike
     classes_per_client  of kind "pathological"; with too few clients for all classes, some are left out
     min_size            least samples of a client; who has fewer gets some from those with most of the same classes
@@ -58,12 +64,20 @@ def make(
     proxy               how many training samples the server keeps: beside those of samples, and not long-tailed
                         (FedLAW takes them from the test set; here all of that is for testing)
 
-    A client's test share is as large a part of the test set as its data is of all clients' data, at least min_size, and
+    train_share         the part of its samples that a client trains on, the same in every round
+    given               each client's samples, where they are not to be split: kind and what goes with it do not count
+
+    Without classes (classes=0, regression), all samples are of one class. A client's test share is as large a part of the test set as its data is of all clients' data, at least min_size, and
     smaller where the test set has too few of a class to keep the proportions.
     """
-    check_choice("partition", "kind", kind, tuple(KINDS))
-    check_integer("partition", "classes", classes, 2)
-    check_integer("partition", "clients", clients, {"hybrid": 2, "groups": 3}.get(kind, 1))
+    if not classes:
+        y, test_y, classes = np.zeros(len(np.asarray(y)), np.int64), np.zeros(len(np.asarray(test_y)), np.int64), 1
+    if isinstance(kind, str):
+        check_choice("partition", "kind", kind, tuple(KINDS))
+    check_integer("partition", "classes", classes, 1)
+    fewest = {"hybrid": 2, "groups": 3}.get(kind, 1) if isinstance(kind, str) else 1
+    check_integer("partition", "clients", clients, fewest)
+    check_number("partition", "train_share", train_share, 0, 1, strict=True)
     check_number("partition", "alpha", alpha, 1e-4, 1e6)
     check_integer("partition", "classes_per_client", classes_per_client, 1)
     check_integer("partition", "min_size", min_size, 1)
@@ -80,17 +94,24 @@ def make(
             f" but the training set has {len(y)}"
         )
 
-    streams = np.random.SeedSequence(int(seed)).spawn(4)
-    choose, split, choose_test, corrupt = (np.random.default_rng(s) for s in streams)
+    streams = np.random.SeedSequence(int(seed)).spawn(5)
+    choose, split, choose_test, corrupt, shorten = (np.random.default_rng(s) for s in streams)
     by_class, available = shuffled(y, classes, choose)
     kept = balanced(proxy, available, choose)  # [C]
     n = class_sizes(available - kept, samples, long_tail)  # [C]
-    counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
-    ends = kept + counts.cumsum(0)
-    train = [
-        np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
-        for row in zip(counts, ends, strict=True)
-    ]
+    if given is not None or not isinstance(kind, str):
+        pools = [i[m : m + size] for i, m, size in zip(by_class, kept, n, strict=True)]
+        train = chosen_by_user(given, kind, y, np.sort(np.concatenate(pools)), clients, split)
+    else:
+        counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
+        ends = kept + counts.cumsum(0)
+        train = [
+            np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
+            for row in zip(counts, ends, strict=True)
+        ]
+    if train_share < 1:
+        train = [np.sort(shorten.permutation(rows)[: max(1, round(train_share * len(rows)))]) for rows in train]
+    counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in train])
     return Partition(
         train=train,
         test=shares_of_test(test_y, counts, min_size, choose_test),
@@ -98,6 +119,32 @@ def make(
         labels=swapped(y, train, counts, corrupted, corrupt),
         counts=counts,
     )
+
+
+def chosen_by_user(
+    given: Sequence[np.ndarray] | None, split: Any, y: np.ndarray, pool: np.ndarray, clients: int, rng
+) -> list[np.ndarray]:
+    """The samples of each client as the user wants them, who splits `pool`, or has given them"""
+    if given is not None:
+        parts = given
+        if len(parts) != clients:
+            raise ValueError(f"partition: data of {len(parts)} clients were given, and clients={clients}")
+        if len(pool) < len(y):
+            raise ValueError(
+                "partition: the clients' data were given as they are: leave out proxy, samples and long_tail"
+            )
+    else:
+        parts = [pool[np.asarray(rows, dtype=np.int64)] for rows in split(y[pool].copy(), clients, rng)]
+    train = [np.sort(np.asarray(rows, dtype=np.int64)) for rows in parts]
+    if len(train) != clients:
+        raise ValueError(f"partition: the split has {len(train)} clients, expected {clients}")
+    for k, rows in enumerate(train):
+        if not len(rows):
+            raise ValueError(f"partition: client {k} has no samples")
+    every = np.concatenate(train)
+    if len(np.unique(every)) < len(every):
+        raise ValueError("partition: a sample was given to two clients, or twice to one")
+    return train
 
 
 def check_labels(name: str, labels: ArrayLike, classes: int) -> np.ndarray:

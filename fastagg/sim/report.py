@@ -20,9 +20,9 @@ FREE = {"seed", "data_dir", "batched", "threads"}
 
 @dataclass(frozen=True)
 class Run:
-    """One folder that the simulator wrote: a method and a seed."""
+    """What is known of one run of the simulator: a method and a seed."""
 
-    path: Path
+    path: Path | None  # its folder, if it has one
     config: dict[str, Any]
     summary: dict[str, Any]
     partition: dict[str, Any]
@@ -221,7 +221,7 @@ def group(runs: Sequence[Run]) -> dict[str, list[Run]]:
             twin = next((r for r in groups.get(name, ()) if r.summary.get("seed") == run.summary.get("seed")), None)
             if twin is None:
                 groups.setdefault(name, []).append(run)
-            elif twin.path.resolve() != run.path.resolve():
+            elif twin.path is None or run.path is None or twin.path.resolve() != run.path.resolve():
                 seed = run.summary.get("seed")
                 raise ValueError(f"{name}, seed {seed}, comes twice: {twin.path} and {run.path}; leave one out")
     return groups

@@ -15,7 +15,8 @@ import torch
 import fastagg
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, partition, ranks
-from fastagg.sim.config import Config
+from fastagg.sim.config import Config, options_of_the_model
+from fastagg.sim.objects import Own
 from fastagg.sim.train import Job, Trainer, Update, outcomes
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
@@ -30,22 +31,28 @@ class Simulation:
     peers   the processes that share the work; each has this object, and all models
     """
 
-    def __init__(self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None) -> None:
+    def __init__(
+        self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None, own: Own | None = None
+    ) -> None:
         self.options, self.peers = options, peers
-        o = options
-        self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
+        o, own = options, own or Own()
+        brought = own.dataset(o) if dataset is None else None
+        self.data = d = brought.dataset if brought else dataset or data.load(o.data, o.data_dir, o.pixels)
         self.parts = partition.make(
-            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
+            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=own.get(o, "partition"), alpha=o.alpha,
             classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
+            corrupted=o.corrupted, proxy=o.proxy, train_share=o.train_share, seed=o.seed,
+            given=brought.parts if brought else None,
         )  # fmt: skip
-        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
-        head = models.head_of(self.module)
-        labels = torch.from_numpy(self.parts.labels)
-        self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
-        by_role = {"module": self.module, "head": head, "progress": False}
-        own = {name: by_role[role] for name, role in o.options_of_the_model(*by_role).items()}
-        self.server: Any = o.aggregator_class(**(own | o.options))
+        self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed)
+        self.head = models.head_of(self.module)
+        labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
+        self.trainer = Trainer(self.module, d.x, labels, o.local, head=self.head, batched=o.batched)
+        by_role = {"module": self.module, "head": self.head, "progress": False}
+        cls = own.aggregator_class(o)
+        o.check_method(cls)
+        set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
+        self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
             ranks.check(o, self.server, dict.fromkeys(self.supplied()))
@@ -85,7 +92,7 @@ class Simulation:
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
-            record |= self.observed(result, before, updates, here) | self.evaluated()
+            record |= self.observed(result, before, present, updates, here) | self.evaluated()
         return record | {"seconds": clock.seconds}
 
     @property
@@ -223,11 +230,11 @@ class Simulation:
         return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
 
     def observed(
-        self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
+        self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]
     ) -> dict[str, Any]:
         """What the round's Gram tells of the clients that were not dropped; methods that have none get one for this"""
         if result is None:  # several clusters: there is no common model to measure from
-            return {"weights": None, "norms": None, "coherence": None, "gamma": None}
+            return dict.fromkeys(("weights", "norms", "coherence", "gamma", "step", "fedavg_step"))
         gram = getattr(result, "gram", None)
         if gram is None:
             gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
@@ -241,10 +248,28 @@ class Simulation:
         record = {
             "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
             "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),
+            **self.step_lengths(gram, before, present),
         }  # fmt: skip
         if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
             record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
+            if all(u.state is not None for u in updates) and self.data.classes:
+                record["heads"] = [self.class_norms(u.model) for u in updates]
         return record
+
+    def step_lengths(self, gram: fastagg.Gram, before: dict[str, torch.Tensor], present: list[int]) -> dict[str, Any]:
+        """How far the global model moved, and how far the mean by data size would have moved it"""
+        if self.personal:
+            return {"step": None, "fedavg_step": None}
+        names = [name for name, _ in self.module.named_parameters()]
+        moved = sum((self.models[0][n].double() - before[n].double()).square().sum().item() for n in names)
+        sizes = np.array(self.sizes(present), dtype=np.float64)
+        shares = sizes / sizes.sum()
+        return {"step": moved**0.5, "fedavg_step": float(np.sqrt(max(shares @ (gram @ shares), 0)))}
+
+    def class_norms(self, model: dict[str, torch.Tensor]) -> list[float]:
+        """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
+        norms = torch.linalg.vector_norm(model[self.head].double().flatten(1), dim=1)
+        return rounded(norms / norms.sum().clamp(min=1e-300), 4)
 
     def evaluated(self) -> dict[str, Any]:
         """On the whole test set where there is one model, and on every client's share of it with the client's model"""
