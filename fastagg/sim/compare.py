@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fastagg._engine.distributed.peers import Peers
-from fastagg.sim import config, page, report, run
+from fastagg.sim import config, page, report
 from fastagg.sim.config import Config
-from fastagg.sim.jobs import make_runs
+from fastagg.sim.jobs import Job, OnRound, make_runs
+from fastagg.sim.stores import check_same
 
 
 def place(out: Path, options: Config) -> Path:
@@ -26,10 +27,19 @@ def is_done(options: Config, folder: Path) -> bool:
         old = config.read_json(folder / "config.json")
     except ValueError:
         return False  # nothing there, or damaged: simulate() says what
-    run.check_same(options, old, folder)
+    check_same(options, old, folder)
     if summary.get("finished") is True and old.rounds >= options.rounds:
         return True
     return summary.get("rounds", 0) >= options.rounds
+
+
+def make(
+    todo: Sequence[Job], *, progress: bool = True, jobs: int | None = None, callbacks: Sequence[OnRound] = (),
+    peers: Peers | None = None,
+) -> bool:  # fmt: skip
+    """Makes the runs that are not there yet, and continues those that were cut short. True if Ctrl-C ended it."""
+    check_distinct(todo)
+    return make_runs([job for job in todo if not is_done(*job[:2])], progress, jobs, peers, callbacks)
 
 
 def compare(
@@ -46,14 +56,12 @@ def compare(
     peers     processes that call this together, and make one run after the other; the first of them writes the report
     rounds    how much to show of earlier runs; default: all
     """
-    folders = [place(out, options) for options in runs]
-    check_distinct(runs, folders)
-    todo = [(o, f) for o, f in zip(runs, folders, strict=True) if not is_done(o, f)]
-    interrupted = make_runs(todo, progress, jobs if peers is None else 1, peers)
+    todo = [Job(options, place(out, options)) for options in runs]
+    interrupted = make(todo, progress=progress, jobs=jobs if peers is None else 1, peers=peers)
     result = {"groups": {}, "report": None, "interrupted": interrupted}
     if peers is not None and peers.rank:
         return result
-    wanted = {f: o.rounds for o, f in zip(runs, folders, strict=True) if not interrupted or has_round(f)}
+    wanted = {job.folder: job.options.rounds for job in todo if not interrupted or has_round(job.folder)}
     found = [f for path in earlier for f in runs_in(path)]
     wanted |= {f: rounds for f in found if f not in wanted}
     if wanted:
@@ -67,11 +75,12 @@ def has_round(folder: Path) -> bool:
     return bool(report.read_metrics(folder / "metrics.jsonl"))
 
 
-def check_distinct(runs: Sequence[Config], folders: Sequence[Path]) -> None:
-    for i, folder in enumerate(folders):
-        if folder in folders[:i]:
-            first = runs[folders.index(folder)]
-            raise ValueError(f"{first.label!r} and {runs[i].label!r} would be the same run, {folder}; leave one out")
+def check_distinct(todo: Sequence[Job]) -> None:
+    first: dict[Path, Job] = {}
+    for job in todo:
+        if first.setdefault(job.folder, job) is not job:
+            labels = f"{first[job.folder].options.label!r} and {job.options.label!r}"
+            raise ValueError(f"{labels} would be the same run, {job.folder}; leave one out")
 
 
 def runs_in(path: Path) -> list[Path]:

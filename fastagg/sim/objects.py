@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from fastagg._engine.aggregator import Aggregator
 from fastagg._engine.options import options_of
 from fastagg.sim.config import NAMES, Config, is_own, short
 from fastagg.sim.imports import resolve
-from fastagg.sim.own import Data, dataset_of
+from fastagg.sim.data import Dataset
+from fastagg.sim.own import Parts, dataset_of
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,23 @@ class Own:
         found = self.get(options, "method")
         return options.aggregator_class if isinstance(found, str) else found
 
-    def dataset(self, options: Config) -> Data | None:
+    def dataset(self, options: Config) -> Brought | None:
         """Data of the user's own, None where the option names a data set"""
         found = self.get(options, "data")
-        return None if isinstance(found, str) else found if isinstance(found, Data) else dataset_of(called(found))
+        return found if isinstance(found, Brought) else None if isinstance(found, str) else brought(found, options.pixels)
 
 
-def called(data: Any) -> Any:
-    """What a function returns, or the data itself"""
-    return data() if callable(data) and not hasattr(data, "__getitem__") else data
+class Brought(NamedTuple):
+    """Data that a user has brought, and who has which samples if that is given"""
+
+    dataset: Dataset
+    parts: Parts | None
+
+
+def brought(data: Any, pixels: str) -> Brought:
+    """From anything that own.dataset_of takes, or a function that returns it"""
+    data = data() if callable(data) and not hasattr(data, "__getitem__") else data
+    return Brought(*dataset_of(data, pixels=pixels))
 
 
 def separated(values: Mapping[str, Any]) -> tuple[dict[str, Any], Own]:
@@ -79,7 +88,7 @@ def separated(values: Mapping[str, Any]) -> tuple[dict[str, Any], Own]:
             else:
                 own[name] = cls
         elif name == "data":
-            own[name] = dataset_of(called(value))
+            own[name] = brought(value, plain.get("pixels", "standard"))
             plain[name] = text_of_data(own[name])
         else:
             own[name], plain[name] = value, text_of(value)
@@ -111,7 +120,7 @@ def text_of(value: Any) -> str:
     return f"own:{name or type(value).__qualname__}"
 
 
-def text_of_data(data: Data) -> str:
+def text_of_data(data: Brought) -> str:
     """Its shape, and a hash by which a run that is continued recognises it"""
     d, digest = data.dataset, hashlib.blake2b(digest_size=6)
     for tensor in (d.x, d.y, d.test_x, d.test_y):
