@@ -39,8 +39,8 @@ class Simulation:
             classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
             corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
         )  # fmt: skip
-        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
-        head = models.head_of(self.module)
+        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
+        head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels)
         self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
         by_role = {"module": self.module, "head": head, "progress": False}
