@@ -66,7 +66,6 @@ def test_version():
 
 def test_choices_that_help_lists_are_those_there_are():
     assert choices.DATASETS == data.DATASETS
-    assert choices.PIXELS == data.PIXELS
     assert tuple(models.MODELS) == choices.MODELS
 
 

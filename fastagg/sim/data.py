@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg._engine.checks import suggest
+from fastagg._engine.checks import check_choice, suggest
+from fastagg.sim.choices import PIXELS
 
 
 class DataError(ValueError):
@@ -32,30 +33,28 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels in memory; pixels of both sets are scaled alike, see PIXELS"""
+    """Samples in memory. Pixels of both sets are scaled alike, see PIXELS"""
 
     name: str
-    x: Tensor  # [N, C, H, W] float32
-    y: Tensor  # [N] int64
+    x: Tensor  # [N, C, H, W] or other [N, ...] float32; text: [N, length] int64
+    y: Tensor  # [N] int64 classes; values to predict: [N, ...] float32
     test_x: Tensor
     test_y: Tensor
-    classes: int
+    classes: int  # 0: y are values to predict
+    vocabulary: int = 0  # text: words are numbered below this
 
 
 Images = tuple[np.ndarray, np.ndarray]  # pixels [N, C, H, W] uint8, labels [N] uint8
 
 
-# "standard": mean 0 and deviation 1 in each channel of the training set; "unit": from 0 to 1, as they are
-PIXELS = ("standard", "unit")
-
-
 def load(name: str, data_dir: str | Path | None = None, pixels: str = "standard") -> Dataset:
-    """The data set of that name, one of DATASETS; pixels as one of PIXELS says.
+    """The data set of that name, one of DATASETS; pixels as one of choices.PIXELS says.
 
     Its files are looked for in data_dir and nowhere else, if it is given; otherwise in the folder that the environment
     variable FASTAGG_DATA names, then where Debian's package puts Fashion-MNIST. In each of them, directly and in the
     subfolders that the official archives make.
     """
+    check_choice("data", "pixels", pixels, PIXELS)
     if name == "digits":
         return normalised(name, 10, *digits(), pixels)
     if name not in SOURCES:
@@ -66,12 +65,24 @@ def load(name: str, data_dir: str | Path | None = None, pixels: str = "standard"
 
 
 def normalised(name: str, classes: int, train: Images, test: Images, pixels: str) -> Dataset:
-    mean, deviation = (torch.from_numpy(v)[:, None, None] for v in moments(train[0]))
-    if pixels == "unit":
-        mean, deviation = torch.zeros_like(mean), torch.full_like(deviation, 16 if name == "digits" else 255)
-    x, test_x = (torch.from_numpy(pixels).float().sub_(mean).div_(deviation) for pixels, _ in (train, test))
+    most = 16 if name == "digits" else 255
+    x, test_x = scaled(torch.from_numpy(train[0]), torch.from_numpy(test[0]), pixels, most)
     y, test_y = (torch.from_numpy(labels.astype(np.int64)) for _, labels in (train, test))
     return Dataset(name, x, y, test_x, test_y, classes)
+
+
+def scaled(x: Tensor, test_x: Tensor, pixels: str, most: int = 255) -> tuple[Tensor, Tensor]:
+    """Images [N, C, H, W] uint8 of both sets as float32, as one of PIXELS says; most is what white is"""
+    mean, deviation = (torch.from_numpy(v)[:, None, None] for v in moments(x.numpy()))
+    if pixels == "unit":
+        mean, deviation = torch.zeros_like(mean), torch.full_like(deviation, most)
+    elif pixels == "half":
+        mean, deviation = torch.full_like(mean, most / 2), torch.full_like(deviation, most / 2)
+    return standardised(x, mean, deviation), standardised(test_x, mean, deviation)
+
+
+def standardised(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return x.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(deviation)
 
 
 def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,11 +12,17 @@ The output layer is "fc" in all of them. No dropout: a seed decides everything. 
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fastagg._engine.checks import suggest
+from fastagg.sim.imports import is_reference, resolve
 
 Shape = tuple[int, int, int]  # channels, height, width
 SMALLEST = 8  # pixels of a side: below it the pooling layers run out
@@ -145,13 +151,46 @@ MODELS: dict[str, Callable[[Shape], nn.Module]] = {  # each gives the layers bef
 }
 
 
-def make(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
-    """A new model for images of this shape (channels, height, width), in training mode.
+Factory = Callable[..., nn.Module]
 
-    The seed decides its weights (torch's own initialisation); torch's global random numbers are left alone.
+
+def make(
+    model: str | Factory | nn.Module, shape: Sequence[int], classes: int, seed: int, vocabulary: int = 0
+) -> nn.Module:
+    """A new model in training mode, for samples of this shape: images (channels, height, width), or text (length,).
+
+    model        one of MODELS; "package.module:factory"; a function or class that returns a model, called without
+                 arguments or with those that it names of shape, classes and vocabulary, or with (shape, classes) if it
+                 requires two; or a model, of which a copy is made, with its weights
+    classes      0: values are predicted, by a model of the user's own
+    vocabulary   of text: how many words there are
+
+    The seed decides the weights (torch's own initialisation); torch's global random numbers are left alone.
     """
+    if is_reference(model):
+        model = cast(Factory, resolve(cast(str, model), "model"))
+    if isinstance(model, str):
+        build = lambda: built(model, tuple(shape), classes, vocabulary)  # noqa: E731
+    elif isinstance(model, nn.Module):
+        build = lambda: copy.deepcopy(model)  # noqa: E731
+    elif callable(model):
+        build = lambda: call(model, tuple(shape), classes, vocabulary)  # noqa: E731
+    else:
+        raise ValueError(f"model: {model!r}; expected a name, a function that returns a model, or a model")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: no GPU's generator is touched
+        made = build()
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model: {name_of(model)} returned a {type(made).__name__}; expected a torch.nn.Module")
+    if not any(p.requires_grad for p in made.parameters()):
+        raise ValueError(f"model: {name_of(model)} has no parameters to train")
+    return made.train()
+
+
+def built(name: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    """A network of MODELS"""
     if name not in MODELS:
-        raise ValueError(f"no model {name!r}; there are {', '.join(MODELS)}")
+        raise ValueError(f"no model {name!r}{suggest(name, MODELS)}; there are {', '.join(MODELS)}")
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < SMALLEST:
         what = f"expected (channels, height, width) with sides of at least {SMALLEST}"
         raise ValueError(f"model {name!r} cannot take images of shape {tuple(shape)}: {what}")
@@ -159,14 +198,53 @@ def make(name: str, shape: Sequence[int], classes: int, seed: int) -> nn.Module:
         raise ValueError(f"classes={classes}; expected at least 2")
     channels, height, width = shape
     form: Shape = channels, height, width
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: no GPU's generator is touched
-        return Classifier(MODELS[name](form), form, classes)
+    return Classifier(MODELS[name](form), form, classes)
 
 
-def head_of(model: nn.Module) -> str:
-    """Key of the output layer's weight: "fc.weight", or else the last matrix of the model"""
-    matrices = [key for key, value in model.named_parameters() if value.dim() >= 2]
-    if not matrices:
-        raise ValueError(f"{type(model).__name__} has no parameter with a row per class, so no output layer")
-    return "fc.weight" if "fc.weight" in matrices else matrices[-1]
+def call(factory: Factory, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+    """A model of the user's own; see make"""
+    offered = {"shape": shape, "classes": classes, "vocabulary": vocabulary}
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of something built in
+        return factory()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p for p in parameters if p.default is p.empty and p.kind not in variable]
+    named = [p.name for p in parameters if p.name in offered and p.kind is not p.POSITIONAL_ONLY]
+    if all(p.name in named for p in required):
+        return factory(**{name: offered[name] for name in named})
+    if len(required) == 2 and all(p.kind is not p.KEYWORD_ONLY for p in required):
+        return factory(shape, classes)
+    raise ValueError(
+        f"model: {name_of(factory)} requires {', '.join(p.name for p in required)}; expected a function without"
+        " required arguments, or of (shape, classes)"
+    )
+
+
+def name_of(model: Any) -> str:
+    return repr(model) if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__)
+
+
+def head_of(model: nn.Module, classes: int = 0) -> str | None:
+    """Key of the output layer's weight: "fc.weight" if there is one, or else that of the last nn.Linear (with as many
+    outputs as classes, if those are given); None if there is none"""
+    parameters = dict(model.named_parameters())
+    linear = [
+        key
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and (key := f"{name}.weight".lstrip(".")) in parameters
+        if not classes or module.out_features == classes
+    ]
+    fits = "fc.weight" in parameters and (not classes or len(parameters["fc.weight"]) == classes)
+    return "fc.weight" if fits else linear[-1] if linear else None
+
+
+def needed_head(model: nn.Module, classes: int, who: str) -> str:
+    """The same, for someone who cannot do without"""
+    if (head := head_of(model, classes)) is None:
+        outputs = f" with {classes} outputs" if classes else ""
+        raise ValueError(
+            f"{who} needs the model's output layer, and {type(model).__name__} has neither a layer 'fc' nor an"
+            f" nn.Linear{outputs}; give it one, or choose another method"
+        )
+    return head

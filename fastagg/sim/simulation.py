@@ -44,13 +44,13 @@ class Simulation:
             corrupted=o.corrupted, proxy=o.proxy, train_share=o.train_share, seed=o.seed,
             given=brought.parts if brought else None,
         )  # fmt: skip
-        self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed)
-        self.head = models.head_of(self.module)
+        cls = own.aggregator_class(o)
+        o.check_method(cls)
+        self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
+        self.head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
         self.trainer = Trainer(self.module, d.x, labels, o.local, head=self.head, batched=o.batched)
         by_role = {"module": self.module, "head": self.head, "progress": False}
-        cls = own.aggregator_class(o)
-        o.check_method(cls)
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
         self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are

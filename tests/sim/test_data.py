@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastagg.sim import data
+from fastagg.sim.choices import PIXELS
 from fastagg.sim.data import DATASETS, DataError, load, read_idx
 from helpers.data_files import TRAIN, idx, write_cifar, write_idx
 
@@ -397,10 +398,16 @@ def test_real_files(name):
 
 
 def test_pixels_as_they_are():
-    standard, unit = (data.load("digits", pixels=pixels) for pixels in data.PIXELS)
+    standard, unit, half = (data.load("digits", pixels=pixels) for pixels in PIXELS)
     assert unit.x.min() == 0
     assert unit.x.max() == unit.test_x.max() == 1
     assert abs(float(standard.x.mean())) < 1e-5
     assert abs(float(standard.x.std(correction=0)) - 1) < 1e-5
     scaled = (unit.test_x - unit.x.mean()) / unit.x.std(correction=0)
     torch.testing.assert_close(scaled, standard.test_x, rtol=1e-4, atol=1e-5)
+    for a, b in ((half.x, unit.x), (half.test_x, unit.test_x)):
+        torch.testing.assert_close(a, (b - 0.5) / 0.5)
+    assert half.x.min() == -1
+    assert half.x.max() == 1
+    with pytest.raises(ValueError, match="pixels='raw'; expected one of 'standard', 'unit', 'half'"):
+        data.load("digits", pixels="raw")

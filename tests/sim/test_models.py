@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from fastagg.sim.models import MODELS, head_of, make
+from fastagg.sim.models import MODELS, head_of, make, needed_head
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 COUNTS = {  # parameters for ten classes, by shape
@@ -73,14 +75,104 @@ def test_attention_is_torchs():
     torch.testing.assert_close(attention(x), theirs(x, x, x, need_weights=False)[0])
 
 
+class Own(nn.Module):
+    """With its layers out of order"""
+
+    def __init__(self, shape, classes, hidden=6):
+        super().__init__()
+        self.out = nn.Linear(hidden, classes)
+        self.first = nn.Linear(shape[0], hidden)
+
+    def forward(self, x):
+        return self.out(self.first(x).relu())
+
+
+def positional(form, number, /, scale=1):
+    return Own(form, number)
+
+
+def by_name(*, classes, shape=(7,), other=None):
+    assert other is None
+    return Own(shape, classes)
+
+
+@pytest.mark.parametrize("factory", [Own, positional, by_name, lambda: Own((5,), 3), partial(Own, hidden=6)])
+def test_own_factories(factory):
+    before = torch.random.get_rng_state()
+    models = [make(factory, (5,), 3, seed) for seed in (0, 0, 1)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(model.training for model in models)
+    a, b, c = (model.state_dict()["first.weight"] for model in models)
+    assert a.shape == (6, 5)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_own_factory_by_name(tmp_path, monkeypatch):
+    (tmp_path / "own_nets_for_a_test.py").write_text(
+        "from torch import nn\ndef text(vocabulary, classes): return nn.Embedding(vocabulary, classes)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert make("own_nets_for_a_test:text", (9,), 3, 0, vocabulary=20).weight.shape == (20, 3)
+    with pytest.raises(
+        ValueError, match="model: 'own_nets_for_a_test:net': own_nets_for_a_test has no attribute 'net'"
+    ):
+        make("own_nets_for_a_test:net", (9,), 3, 0)
+
+
+def test_own_model():
+    model = Own((5,), 3).eval()
+    made = make(model, (5,), 3, seed=0)
+    assert made is not model
+    assert made.training
+    assert not model.training
+    assert torch.equal(made.out.weight, model.out.weight)
+    assert made.out.weight.data_ptr() != model.out.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda a, b, c: None, "requires a, b, c; expected a function without required arguments, or of .shape, cl"),
+        (lambda *, a, b: None, "requires a, b"),
+        (lambda: 3, "returned a int; expected a torch.nn.Module"),
+        (nn.ReLU, "ReLU has no parameters to train"),
+        (3, "model: 3; expected a name, a function that returns a model, or a model"),
+    ],
+)
+def test_own_factories_that_cannot_be(factory, message):
+    with pytest.raises(ValueError, match=message):
+        make(factory, (5,), 3, 0)
+
+
+def test_errors_of_a_factory_are_its_own():
+    def fails(shape, classes):
+        raise KeyError("mine")
+
+    before = torch.random.get_rng_state()
+    with pytest.raises(KeyError, match="mine"):
+        make(fails, (5,), 3, 0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_head_of_other_models():
-    assert head_of(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))) == "2.weight"
-    with pytest.raises(ValueError, match="no output layer"):
-        head_of(nn.ReLU())
+    two = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
+    assert head_of(two) == "2.weight"
+    assert head_of(two, 3) == "0.weight"
+    assert head_of(two, 5) is None
+    assert head_of(Own((5,), 3), 3) == "out.weight"
+    assert head_of(nn.Linear(2, 3)) == "weight"
+    assert head_of(nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten())) is None
+    assert head_of(nn.ReLU()) is None
+    assert needed_head(two, 4, "cwfedavg") == "2.weight"
+    with pytest.raises(
+        ValueError, match="cwfedavg needs the model's output layer, and ReLU has neither a layer 'fc' nor"
+    ):
+        needed_head(nn.ReLU(), 10, "cwfedavg")
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="no model 'vgg'; there are mlp, lenet"):
+    with pytest.raises(ValueError, match=r"no model 'vgg'.*; there are mlp, lenet"):
         make("vgg", (1, 8, 8), 10, 0)
     with pytest.raises(ValueError, match=r"'vit' cannot take images of shape .*multiples of 4"):
         make("vit", (1, 10, 10), 10, 0)
