@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks import simulations
 from benchmarks.publish import DOCS
-from fastagg.sim import compare, report
+from fastagg.sim import comparison, report
 from fastagg.sim.config import Config, from_dict
 
 PAGE = DOCS / "robustness.md"
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             (m, a): [config_of(m, a, s, args.strength, args.quick) for s in range(args.seeds)]
             for m in methods for a in attacks
         }  # fmt: skip
-        return {key: [(o, compare.place(args.out, o)) for o in some] for key, some in runs.items()}
+        return {key: [(o, comparison.place(args.out, o)) for o in some] for key, some in runs.items()}
 
     def show(found: dict[tuple[str, tuple[str, float]], list[report.Run]]) -> str:
         runs = {a: {m: found[m, a] for m in methods} for a in attacks}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fastagg.sim import report
-from fastagg.sim.compare import runs_in
+from fastagg.sim.comparison import runs_in
 
 
 def fig2(runs: list[report.Run]) -> list[str]:

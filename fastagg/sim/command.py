@@ -93,7 +93,7 @@ def main(name: str, argv: list[str]) -> int:
 
 def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
     """False if it was stopped"""
-    from fastagg.sim import compare, report
+    from fastagg.sim import comparison, report
 
     if peers is None:
         todo = plan(name, given)
@@ -102,7 +102,7 @@ def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
             todo = plan(name, given)
             peers.agree({"step": "plan"})
             todo = todo._replace(out=Path(peers.texts(str(todo.out))[0]))  # by the first one's clock
-    result = compare.compare(
+    result = comparison.compare(
         todo.runs, todo.out, progress=not given.get("quiet", False), earlier=todo.earlier, jobs=given.get("jobs"),
         peers=peers, rounds=todo.rounds,
     )  # fmt: skip
@@ -125,7 +125,7 @@ class Plan(NamedTuple):
 
 
 def plan(name: str, given: dict[str, Any]) -> Plan:
-    from fastagg.sim import compare
+    from fastagg.sim import comparison
 
     values = config.read_toml(given["config"]) if "config" in given else {}
     methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
@@ -147,7 +147,7 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
             options = one_run(method, values, parse(str(values.get("seed", 0))) + s)
             runs += [options] if options not in runs else []  # the same method named twice is one
     out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
-    check_out(name, out, given, [compare.place(out, options) for options in runs])
+    check_out(name, out, given, [comparison.place(out, options) for options in runs])
     if "jobs" in given and given["jobs"] < 1:
         raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
     rounds = one_run("fedavg", {"rounds": values["rounds"]}, 0).rounds if "rounds" in values else None

@@ -16,8 +16,7 @@ import torch
 
 from fastagg._engine.checks import suggest
 from fastagg._engine.saved import load
-from fastagg.sim import compare as comparing
-from fastagg.sim import config, page, report, run
+from fastagg.sim import comparison, config, page, report, run
 from fastagg.sim.config import Config
 from fastagg.sim.jobs import Job
 from fastagg.sim.objects import Own, separated
@@ -123,7 +122,8 @@ class Run:
 
     def __repr__(self) -> str:
         reached = self.summary.get("accuracy")
-        return f"Run({self.label}, seed {self.config['seed']}, {self.summary['rounds']} rounds, {_shown(reached)})"
+        reached = "no accuracy" if reached is None else f"accuracy {reached:.4f}"
+        return f"Run({self.label}, seed {self.config['seed']}, {self.summary['rounds']} rounds, {reached})"
 
 
 class Runs(Sequence[Run]):
@@ -148,20 +148,46 @@ class Runs(Sequence[Run]):
     def groups(self) -> dict[str, list[report.Run]]:
         return report.group([each.found for each in self._runs])
 
-    def table(self) -> list[dict[str, Any]]:
-        """A row for each label: mean and deviation over seeds, and more"""
-        return report.table(self.groups)
+    def table(self, score: str = "last_5", confidence: float = 0.95) -> list[dict[str, Any]]:
+        """A dict for each method and setting: mean and deviation over seeds of what runs have come to, and the mean
+        difference to the baseline with its confidence interval.
 
-    def to_frame(self) -> pandas.DataFrame:
-        """A row for each run and round; needs pandas"""
+        score        what is compared: "last_5" and "last_10" are means of the last rounds, "best" and "best_10" of the
+                     best
+        """
+        return report.rows(self.groups, self.baseline, score, confidence)
+
+    def differences(self, score: str = "last_5", confidence: float = 0.95) -> list[report.Comparison]:
+        """Each method against the baseline, seed by seed, with a confidence interval of the mean"""
+        return report.differences(self.groups, self.baseline, score, confidence)
+
+    def to_frame(self, curves: bool = False) -> pandas.DataFrame:
+        """table() as a DataFrame; with curves=True, a row for each run and round. Needs pandas"""
+        if not curves:
+            return _frame(self.table())
         rows = []
         for each in self._runs:
             about = {"label": each.label, "seed": each.config["seed"]}
             rows += [about | _numbers(record) for record in each.records]
         return _frame(rows)
 
+    def plot(self) -> Figure:
+        """The curves, as a matplotlib figure: figure.savefig("curves.png")"""
+        from fastagg.sim import plots
+
+        groups = self.groups
+        drawn = plots.accuracy(groups, report.metric_of(groups))
+        if drawn is None:
+            raise ValueError("there is nothing to plot: no round has an accuracy")
+        return drawn
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Writes a page with tables, curves and all other pictures; plots/ beside it has them as files"""
+        path = Path(path)
+        return page.write(self.groups, path.parent, name=path.name, baseline=self.baseline)
+
     def __str__(self) -> str:
-        return report.markdown(self.groups)
+        return report.markdown(self.groups, self.baseline)
 
     def __repr__(self) -> str:
         return f"Runs({', '.join(f'{label} x {len(runs)}' for label, runs in self.groups.items())})"
@@ -178,10 +204,6 @@ def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     except ImportError as error:
         raise ImportError("to_frame() needs pandas: pip install pandas; .records has the same as dicts") from error
     return pandas.DataFrame(rows)
-
-
-def _shown(value: float | None) -> str:
-    return "no accuracy" if value is None else f"accuracy {value:.4f}"
 
 
 def simulate(
@@ -252,9 +274,9 @@ def compare(
                 for seed in numbers:
                     values = plain | at | {"seed": seed, "method": method}
                     made, mine = _config(values | {"options": {**plain.get("options", {}), **given}}, own)
-                    todo.append(Job(made, comparing.place(folder, made), mine))
-        stopped = comparing.make(todo, jobs=jobs, progress=progress, callbacks=callbacks)
-        found = [_read(job.folder, job.options.rounds) for job in todo if not stopped or comparing.has_round(job.folder)]
+                    todo.append(Job(made, comparison.place(folder, made), mine))
+        stopped = comparison.make(todo, jobs=jobs, progress=progress, callbacks=callbacks)
+        found = [_read(job.folder, job.options.rounds) for job in todo if not stopped or comparison.has_round(job.folder)]
         if out is None:
             found = [each.kept() for each in found]
     return Runs(found, baseline)

@@ -103,10 +103,10 @@ def verdict(groups: Groups) -> str:
 
 
 def write(
-    groups: Groups, out: Path, title: str | None = None, *, baseline: str | None = None, score: str = "last_5",
-    confidence: float = CONFIDENCE,
+    groups: Groups, out: Path, title: str | None = None, *, name: str = "report.html", baseline: str | None = None,
+    score: str = "last_5", confidence: float = CONFIDENCE,
 ) -> Path:  # fmt: skip
-    """Writes out/report.html and out/plots/*.png; each file appears whole or not at all. Returns the page's path.
+    """Writes out/<name> and out/plots/*.png; each file appears whole or not at all. Returns the page's path.
 
     baseline, score, confidence   of the differences; see report.differences()
     """
@@ -131,9 +131,9 @@ def write(
         parts.append(f'<h2 class="setting">{_safe(setting)}</h2>' if setting else "")
         for figure in plots.figures(methods, metric_of(methods)):
             folded = figure.folded or (number > 0 and figure.name != "accuracy")
-            name = f"{setting}-{figure.name}" if setting else figure.name
-            parts.append(drawn.placed(figure._replace(name=name, folded=folded)))
-    page = out / "report.html"
+            title_ = f"{setting}-{figure.name}" if setting else figure.name
+            parts.append(drawn.placed(figure._replace(name=title_, folded=folded)))
+    page = out / name
     atomic.write(page, _page(groups, title or heading(groups), parts))
     return page
 

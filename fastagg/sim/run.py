@@ -105,7 +105,7 @@ def _simulate(
     def conclude(**more: Any) -> dict[str, Any]:
         summary = {
             "label": options.label, "method": options.method, "seed": options.seed,
-            **report.summarise(store.metrics, planned),
+            **report.summarise(store.metrics, planned, options.metric_best),
             "training": "batched" if sim.trainer.batched else "one by one",
             "versions": {
                 "fastagg": version("fastagg"), "torch": torch.__version__, "python": platform.python_version(),

@@ -47,7 +47,9 @@ class Simulation:
         cls = own.aggregator_class(o)
         o.check_method(cls)
         self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
-        self.head = models.needed_head(self.module, d.classes, o.method)
+        self.head = models.head_of(self.module, d.classes)
+        if o.wdr or options_of_the_model(cls, "head"):
+            self.head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
         self.trainer = Trainer(self.module, d.x, labels, o.local, head=self.head, batched=o.batched)
         by_role = {"module": self.module, "head": self.head, "progress": False}
@@ -252,7 +254,7 @@ class Simulation:
         }  # fmt: skip
         if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
             record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
-            if all(u.state is not None for u in updates) and self.data.classes:
+            if all(u.state is not None for u in updates) and self.data.classes and self.head:
                 record["heads"] = [self.class_norms(u.model) for u in updates]
         return record
 
@@ -268,6 +270,7 @@ class Simulation:
 
     def class_norms(self, model: dict[str, torch.Tensor]) -> list[float]:
         """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
+        assert self.head is not None
         norms = torch.linalg.vector_norm(model[self.head].double().flatten(1), dim=1)
         return rounded(norms / norms.sum().clamp(min=1e-300), 4)
 
