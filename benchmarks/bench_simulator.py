@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.conftest import ROUNDS
 from fastagg._engine.saved import save
 from fastagg.sim.config import Config
-from fastagg.sim.run import append
+from fastagg.sim.stores import append
 from fastagg.sim.simulation import Clock, Simulation
 
 MOST_ROUNDS = ROUNDS.stop + 1  # with those before the timed ones

@@ -13,7 +13,10 @@ from fastagg._engine import saved
 from fastagg.cli import main
 from fastagg.sim import attack, comparison, config, data
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from fastagg.sim.report import read_metrics
+from fastagg.sim.run import simulate
+from fastagg.sim.simulation import Simulation
+from fastagg.sim.stores import check_same
 from fastagg.sim.train import Trainer
 from helpers.cohort import assert_unchanged, snapshot
 

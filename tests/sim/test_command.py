@@ -13,7 +13,7 @@ import torch
 from fastagg._engine import saved
 from fastagg.cli import main
 from fastagg.sim.command import plan
-from fastagg.sim.run import read_metrics
+from fastagg.sim.report import read_metrics
 
 SMALL = [
     "--clients",

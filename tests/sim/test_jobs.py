@@ -16,7 +16,7 @@ from fastagg._engine import atomic
 from fastagg.cli import main
 from fastagg.sim import jobs
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import read_metrics
+from fastagg.sim.report import read_metrics
 
 OPTIONS = ["--clients", "3", "--samples", "150", "--epochs", "1", "--alpha", "1", "--rounds", "1000000", "--quiet"]
 PATIENCE = 600  # seconds until a test gives up; nothing is measured

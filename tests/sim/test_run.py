@@ -17,7 +17,10 @@ import fastagg
 from fastagg._engine import atomic, saved
 from fastagg.sim import config, data
 from fastagg.sim.config import Config, from_dict
-from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from fastagg.sim.report import read_metrics
+from fastagg.sim.run import simulate
+from fastagg.sim.simulation import Simulation
+from fastagg.sim.stores import check_same
 
 
 @pytest.fixture(scope="module")
