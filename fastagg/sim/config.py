@@ -20,6 +20,7 @@ from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
     from fastagg._engine.aggregator import Aggregator
+    from fastagg.sim.local import Algorithm
     from fastagg.sim.train import Local
 
 # Names for what is a method of the registry with options, or with another client algorithm
@@ -28,6 +29,8 @@ ALIASES: dict[str, dict[str, Any]] = {
     "fedawa-cos": {"method": "fedawa", "options": {"variant": "cos"}},
     "fedprox": {"method": "fedavg", "algorithm": "fedprox"},
     "feddyn": {"method": "fedavg", "algorithm": "feddyn"},
+    "scaffold": {"method": "fedavg", "algorithm": "scaffold"},
+    "moon": {"method": "fedavg", "algorithm": "moon"},
 }
 
 
@@ -75,12 +78,17 @@ class Config:
     lr_decay: float = option(0.99, "factor applied to the learning rate after each round")
     momentum: float = option(0.9, "momentum of the clients' SGD")
     weight_decay: float = option(5e-4, "weight decay of the clients' SGD")
-    algorithm: str = option("sgd", "what clients minimise: sgd, fedprox or feddyn")
-    mu: float = option(0.01, "strength of the extra term of fedprox or feddyn")
+    keep_momentum: bool = option(False, "clients keep their momentum from round to round (true, false)")
+    algorithm: str = option("sgd", "what clients do: sgd, fedprox, feddyn, scaffold or moon")
+    mu: float | None = option(None, "strength of the extra term: fedprox and feddyn (default 0.01), moon (1)")
     wdr: float = option(0.0, "strength of cwFedAvg's weight distribution regulariser")
+    loss: str | None = option(None, "package.module:function of outputs and targets; default: cross-entropy")
+    metric: str | None = option(None, "package.module:function of outputs and targets; default: accuracy")
     proxy: int = option(100, "training samples that the server keeps, for methods that learn from them")
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
     threads: int = option(1, "threads per run; its last digits depend on them. Parallel runs use the other cores")
+    device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
+    precision: str = option("float32", "float32, or bfloat16 for what autocast computes in it")
     batched: bool | None = option(None, "train all clients as one computation (true, false; default: if it is faster)")
 
     def __post_init__(self) -> None:
@@ -115,11 +123,7 @@ class Config:
         if taken := sorted(self.options.keys() & {"layers", "group", *self.options_of_the_model(*ROLES)}):
             raise ValueError(f"sim: the simulator sets {', '.join(taken)} itself")
         server = registry.make(cls, self.options)  # raises where an option is unknown or out of range
-        if self.algorithm == "feddyn" and server.produces != "global":
-            raise ValueError(
-                f"sim: algorithm=feddyn corrects one global model, and {self.method} has several; "
-                "choose another algorithm (sgd, fedprox) or a method with one model"
-            )
+        check_combination(self.local.rule, self.method, server.produces)
 
     @property
     def aggregator_class(self) -> type[Aggregator]:
@@ -168,6 +172,14 @@ class Config:
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def check_combination(algorithm: Algorithm, method: str, produces: str) -> None:
+    if algorithm.corrects and produces != "global":
+        raise ValueError(
+            f"sim: algorithm={algorithm.name} corrects one global model, and {method} has several; "
+            "choose another algorithm (sgd, fedprox, moon) or a method with one model"
+        )
 
 
 def _with(name: str, options: dict[str, Any]) -> str:
