@@ -91,7 +91,7 @@ class Algorithm:
     """What a client's training differs by from SGD. Its options are fields; a subclass is a frozen dataclass too."""
 
     name: ClassVar[str] = "sgd"
-    batched: ClassVar[bool] = False  # gradient() also works with all clients' tensors stacked: a further first dimension
+    batched: ClassVar[bool] = False  # gradient() also works on all clients' tensors, stacked in a first dimension
     equal: ClassVar[bool] = False  # clients count alike, whatever their data size, with methods that know nothing else
 
     def memory(self, start: Mapping[str, Tensor], parameters: Sequence[str]) -> State:
