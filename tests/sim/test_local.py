@@ -122,7 +122,7 @@ def test_scaffold_over_rounds(batched, momentum):
         for k, job, update in zip(chosen, now, updates, strict=True):
             mine = c_k.get(k, {name: np.zeros_like(v) for name, v in x0.items()})
             w, _, steps = sgd(
-                x, y, job, lambda w, g, mine=mine: {n: g[n] - mine[n] + c[n] for n in w}, momentum=momentum
+                x, y, job, lambda w, g, mine=mine, c=c: {n: g[n] - mine[n] + c[n] for n in w}, momentum=momentum
             )
             # a gradient of step i is still in the model's way steps - i times, less each time: no momentum, once
             weight = sum(sum(momentum**j for j in range(steps - i)) for i in range(steps))
@@ -287,7 +287,7 @@ def test_scaffold_in_a_run(method, digits):
     """The method's result is the model; c moves by the participants' changes over all clients"""
     sim = Simulation(from_dict(SMALL | {"method": method, "algorithm": "scaffold", "momentum": 0.0}), digits)
     c = {k: np.zeros_like(v) for k, v in parts(sim.models[0]).items()}
-    c_k = {k: c for k in range(6)}
+    c_k = dict.fromkeys(range(6), c)
 
     def server(result, before, states, jobs, r):
         nonlocal c
@@ -403,7 +403,7 @@ def descend(client):
 
 
 def test_a_function_of_ones_own():
-    model, x, y, start, jobs = problem()
+    model, x, y, _, jobs = problem()
     trainer = trainer_of(model, x, y, descend)
     jobs[1] = replace(jobs[1], memory={"rounds": torch.tensor(6)}, round=7)
     usual = Trainer(model, x, y, Local(batch_size=4, momentum=0, weight_decay=0), head="fc.weight", batched=False)
