@@ -20,6 +20,7 @@ from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
     from fastagg._engine.aggregator import Aggregator
+    from fastagg.sim.local import Algorithm
     from fastagg.sim.train import Local
 
 # Names for what is a method of the registry with options, or with another client algorithm
@@ -28,6 +29,8 @@ ALIASES: dict[str, dict[str, Any]] = {
     "fedawa-cos": {"method": "fedawa", "options": {"variant": "cos"}},
     "fedprox": {"method": "fedavg", "algorithm": "fedprox"},
     "feddyn": {"method": "fedavg", "algorithm": "feddyn"},
+    "scaffold": {"method": "fedavg", "algorithm": "scaffold"},
+    "moon": {"method": "fedavg", "algorithm": "moon"},
 }
 
 
@@ -85,8 +88,10 @@ class Config:
     weight_decay: float = option(5e-4, "weight decay of the clients' SGD")
     keep_momentum: bool = option(False, "clients keep their momentum from round to round (true, false)")
     train_share: float = option(1.0, "fraction of its samples that a client trains on")
-    algorithm: str = option("sgd", "what clients do: sgd, fedprox or feddyn; or package.module:function")
-    mu: float = option(0.01, "strength of the extra term of fedprox or feddyn")
+    algorithm: str = option(
+        "sgd", "what clients do: sgd, fedprox, feddyn, scaffold or moon; or package.module:function"
+    )
+    mu: float | None = option(None, "strength of the extra term: fedprox and feddyn (default 0.01), moon (1)")
     wdr: float = option(0.0, "strength of cwFedAvg's weight distribution regulariser")
     loss: str | None = option(None, "package.module:function of outputs and targets; default: cross-entropy")
     metric: str | None = option(None, "package.module:function of outputs and targets; default: accuracy")
@@ -145,11 +150,8 @@ class Config:
         if taken := sorted(self.options.keys() & {"layers", "group", *options_of_the_model(cls, *ROLES)}):
             raise ValueError(f"sim: the simulator sets {', '.join(taken)} itself")
         server = registry.make(cls, self.options)  # raises where an option is unknown or out of range
-        if self.algorithm == "feddyn" and server.produces != "global":
-            raise ValueError(
-                f"sim: algorithm=feddyn corrects one global model, and {self.method} has several; "
-                "choose another algorithm (sgd, fedprox) or a method with one model"
-            )
+        if ":" not in self.algorithm:
+            check_combination(self.local.rule, self.method, server.produces)
 
     @property
     def aggregator_class(self) -> type[Aggregator]:
@@ -222,6 +224,14 @@ def is_own(text: str | None) -> bool:
 def short(text: str) -> str:
     """`package.module:Name` and `own:Name` in a label"""
     return text.rpartition(":")[2]
+
+
+def check_combination(algorithm: Algorithm, method: str, produces: str) -> None:
+    if algorithm.corrects and produces != "global":
+        raise ValueError(
+            f"sim: algorithm={algorithm.name} corrects one global model, and {method} has several; "
+            "choose another algorithm (sgd, fedprox, moon) or a method with one model"
+        )
 
 
 def _with(name: str, options: dict[str, Any]) -> str:

@@ -15,9 +15,10 @@ import torch
 import fastagg
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, partition, ranks
-from fastagg.sim.config import Config, options_of_the_model
+from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.objects import Own
-from fastagg.sim.train import Job, Trainer, Update, outcomes
+from fastagg.sim.outcomes import Outcomes, outcomes
+from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
@@ -51,20 +52,25 @@ class Simulation:
         if o.wdr or options_of_the_model(cls, "head"):
             self.head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
-        self.trainer = Trainer(self.module, d.x, labels, o.local, head=self.head, batched=o.batched)
+        local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
+        self.metric = own.get(o, "metric")
+        self.trainer = Trainer(self.module, d.x, labels, local, head=self.head, batched=o.batched)
+        check_combination(self.trainer.algorithm, o.method, cls.produces)
         by_role = {"module": self.module, "head": self.head, "progress": False}
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
         self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
-            ranks.check(o, self.server, dict.fromkeys(self.supplied()))
+            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(self.supplied()))
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
-        self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
+        self.models = [{key: v.detach().clone().to(o.device) for key, v in self.module.state_dict().items()}]
         self.model_of = [0] * o.clients  # which of the models each client has
-        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients that keep something: FedDyn's corrections
-        self.server_memory: dict[str, torch.Tensor] | None = None
+        self.parameters = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients, by what the algorithm has them remember
+        self.momentum: dict[int, dict[str, torch.Tensor]] = {}  # of clients, with keep_momentum
+        self.shared = self.trainer.algorithm.shared(self.models[0], self.parameters)  # what all clients are told
 
     @property
     def personal(self) -> bool:
@@ -132,7 +138,8 @@ class Simulation:
         return Job(
             client=k, start=self.models[self.model_of[k]], indices=self.parts.train[k],
             seed=int(self.draw(BATCHES, r, k).integers(2**31)), epochs=epochs,
-            class_dist=self.parts.counts[k] if o.wdr else None, correction=self.memory.get(k),
+            class_dist=self.parts.counts[k] if o.wdr else None, memory=self.memory.get(k), shared=self.shared,
+            momentum=self.momentum.get(k), round=r,
         )  # fmt: skip
 
     def sent(self, r: int, job: Job, update: Update) -> Update:
@@ -163,11 +170,20 @@ class Simulation:
                     self.models[k] = dict(model)
         else:
             self.models = [dict(result)]
-        if self.options.algorithm == "feddyn":
-            self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
-            kept = [u.model for k, u in zip(present, updates, strict=True) if k not in result.dropped]
-            self.models = [self.corrected(dict(result), before, kept)]
+        kept = [(k, u) for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+        self.remember(kept)
+        if self.trainer.algorithm.corrects:
+            states, sent = [u.model for _, u in kept], [u.sent or {} for _, u in kept]
+            model, self.shared = self.trainer.algorithm.server(
+                self.models[0], before, states, sent, self.shared, self.options.clients
+            )
+            self.models = [model]
         return result, before
+
+    def remember(self, kept: list[tuple[int, Update]]) -> None:
+        """A client whose update was not used goes on as if it had not taken part"""
+        self.memory |= {k: u.memory for k, u in kept if u.memory is not None}
+        self.momentum |= {k: u.momentum for k, u in kept if u.momentum is not None}
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Each cluster on its own, from its own model; a cluster may come out as two"""
@@ -177,6 +193,7 @@ class Simulation:
             ids, model = [present[i] for i in here], self.models[number]
             mine = [updates[i] for i in here]
             result = self.merged(model, ids, mine, self.round_inputs(ids, mine))
+            self.remember([(k, u) for k, u in zip(ids, mine, strict=True) if k not in result.dropped])
             for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
                 place = number if n == 0 else len(self.models)
                 self.models[place:] = [dict(new), *self.models[place + 1 :]]
@@ -187,7 +204,7 @@ class Simulation:
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
         server = self.server
         by_size_alone = server.reads == "weights" and not server.round_inputs and not server.needs_global
-        plain = self.options.algorithm == "feddyn" and by_size_alone  # FedDyn's mean has no weights
+        plain = self.trainer.algorithm.equal and by_size_alone
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
@@ -219,17 +236,6 @@ class Simulation:
             raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
         rows = torch.from_numpy(self.parts.proxy)
         return [(self.data.x[rows], self.data.y[rows])]
-
-    def corrected(
-        self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
-    ) -> dict[str, torch.Tensor]:
-        """FedDyn's server: h -= mu / K sum_k (w_k - w); the new model is the method's result - h / mu"""
-        mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
-        mean = fastagg.fedavg(None, states)
-        h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
-        share = len(states) / self.options.clients
-        self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
-        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
 
     def observed(
         self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]
@@ -276,18 +282,26 @@ class Simulation:
 
     def evaluated(self) -> dict[str, Any]:
         """On the whole test set where there is one model, and on every client's share of it with the client's model"""
-        test, shares = self.data, self.parts.test
+        shares = self.parts.test
         if len(self.models) == 1:
-            right, losses = outcomes(self.module, self.models[0], test.test_x, test.test_y)
-            own = [float(right[rows].mean()) for rows in shares if len(rows)]
-            return {"accuracy": float(right.mean()), "personal_accuracy": mean(own), "loss": float(losses.mean())}
+            seen = self.outcomes(self.models[0])
+            accuracy, loss = seen.of()
+            own = [seen.of(rows)[0] for rows in shares if len(rows)]
+            return {"accuracy": accuracy, "personal_accuracy": mean(own), "loss": loss}
         own = []
         for k, rows in enumerate(shares):
             if len(rows):
-                rows = torch.from_numpy(rows)
-                right, _ = outcomes(self.module, self.models[self.model_of[k]], test.test_x[rows], test.test_y[rows])
-                own.append(float(right.mean()))
+                own.append(self.outcomes(self.models[self.model_of[k]], rows).of()[0])
         return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
+
+    def outcomes(self, model: dict[str, torch.Tensor], rows: np.ndarray | None = None) -> Outcomes:
+        """Of a model on the test set, or some of it"""
+        x, y = self.data.test_x, self.data.test_y
+        if rows is not None:
+            x, y = (t[torch.from_numpy(rows)] for t in (x, y))
+        return outcomes(
+            self.module, model, x, y, loss=self.trainer.loss, metric=self.metric, precision=self.options.precision
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """To be called by all processes that share the work"""
@@ -295,21 +309,25 @@ class Simulation:
         return {
             "round": self.round, "models": self.models if len(self.models) == 1 else list(self.models),
             "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
-            "server_memory": self.server_memory,
+            "momentum": {str(k): v for k, v in self.momentum.items()}, "shared": self.shared,
             "server": server if self.peers is None else ranks.whole_state(self.peers, server, self.models[0]),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = {"round", "models", "model_of", "memory", "server_memory", "server"}
+        names = {"round", "models", "model_of", "memory", "momentum", "shared", "server"}
         for missing in names - (state.keys() if isinstance(state, dict) else set()):
             raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
         models, model_of, r = state["models"], state["model_of"], state["round"]
-        memory = {int(k): v for k, v in state["memory"].items()}
-        params = {name: self.models[0][name] for name, _ in self.module.named_parameters()}
-        kept = [*memory.values(), *([] if state["server_memory"] is None else [state["server_memory"]])]
+        memory, momentum = ({int(k): v for k, v in state[name].items()} for name in ("memory", "momentum"))
+        params = {name: self.models[0][name] for name in self.parameters}
+        remembered = self.trainer.algorithm.memory(self.models[0], self.parameters)  # {}: anything may be
         if not models or not all(same_form(m, self.models[0]) for m in models):
             raise ValueError("its models are not of the run's form")
-        if not all(same_form(h, params) for h in kept):
+        if (
+            not all(same_form(m, remembered) if remembered else is_state(m) for m in memory.values())
+            or not all(same_form(m, params) for m in momentum.values())
+            or not (same_form(state["shared"], self.shared) if self.shared else is_state(state["shared"]))
+        ):
             raise ValueError("what it remembers of clients is not of the model's form")
         if len(model_of) != self.options.clients or not set(model_of) <= set(range(len(models))):
             raise ValueError("it does not say which model each client has")
@@ -319,14 +337,20 @@ class Simulation:
         self.server.load_state_dict(
             server if self.peers is None else ranks.part_of_state(self.peers, server, self.models[0])
         )
-        self.round, self.models, self.model_of, self.memory = r, models, model_of, memory
-        self.server_memory = state["server_memory"]
+        here = lambda sd: {key: value.to(self.options.device) for key, value in sd.items()}  # noqa: E731
+        self.round, self.models, self.model_of = r, [here(m) for m in models], model_of
+        self.memory, self.momentum = ({k: here(sd) for k, sd in kept.items()} for kept in (memory, momentum))
+        self.shared = here(state["shared"])
 
 
 def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
     """Whether both are tensors of the same names, shapes and dtypes"""
     form = lambda sd: {key: (value.shape, value.dtype) for key, value in sd.items()}  # noqa: E731
-    return isinstance(a, dict) and all(isinstance(v, torch.Tensor) for v in a.values()) and form(a) == form(b)
+    return is_state(a) and form(a) == form(b)
+
+
+def is_state(a: Any) -> bool:
+    return isinstance(a, dict) and all(isinstance(value, torch.Tensor) for value in a.values())
 
 
 class Clock:

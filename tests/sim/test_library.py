@@ -208,3 +208,87 @@ def test_frames(digits):
     assert "seconds_train" in frame
     assert len(runs.to_frame()) == 1
     assert len(runs.to_frame(curves=True)) == 3
+
+
+def one_step_per_batch(client):
+    """Plain SGD by hand"""
+    for x, y in client.batches():
+        client.model.zero_grad()
+        client.loss(client.model(x), y).backward()
+        with torch.no_grad():
+            for p in client.model.parameters():
+                p -= client.lr * p.grad
+
+
+def test_own_client(digits):
+    plain = {"momentum": 0.0, "weight_decay": 0.0, "batched": False}
+    ours = fastagg.sim.simulate(make_net, digits, local=one_step_per_batch, **SMALL, **plain)
+    theirs = fastagg.sim.simulate(make_net, digits, **SMALL, **plain)
+    for key, value in theirs.model.items():
+        torch.testing.assert_close(ours.model[key], value, rtol=1e-5, atol=1e-6)
+    assert ours.label == "fedavg+one_step_per_batch"
+    assert ours.train_loss[1:] == pytest.approx(theirs.train_loss[1:], rel=1e-5)
+
+
+def test_own_metric(digits):
+    run, usual = (fastagg.sim.simulate(make_net, digits, metric=m, metric_best=b, **SMALL)
+                  for m, b in ((error_rate, "min"), (None, "max")))  # fmt: skip
+    np.testing.assert_allclose(run.accuracy, 1 - usual.accuracy, atol=1e-6)
+    assert "error_rate" in str(Runs([run]))
+
+
+def test_regression():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 5, generator=rng)
+    y = x @ torch.arange(5.0) + 0.01 * torch.randn(300, generator=rng)
+    run = fastagg.sim.simulate(
+        lambda: nn.Linear(5, 1), (x[:200], y[:200], x[200:], y[200:]), loss=squares, metric=squares, metric_best="min",
+        split="iid", **SMALL | {"rounds": 20, "lr": 0.02, "lr_decay": 1.0},
+    )  # fmt: skip
+    assert run.accuracy[-1] < 0.1 * run.accuracy[0]
+    np.testing.assert_allclose(run.accuracy, run.loss, rtol=1e-5)
+
+
+def test_text():
+    rng = torch.Generator().manual_seed(0)
+    words = torch.randint(0, 50, (300, 8), generator=rng)
+    y = (words[:, 0] < 25).long()
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.fc = nn.Embedding(50, 16), nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.fc(self.embedding(x[:, 0]))
+
+    run = fastagg.sim.simulate(
+        Words, (words[:200], y[:200], words[200:], y[200:]), **SMALL | {"rounds": 10, "lr": 0.5}
+    )
+    assert run.accuracy[-1] > 0.8
+
+
+def test_all_by_name_on_the_command_line(tmp_path, capsys, monkeypatch):
+    from fastagg.cli import main
+
+    (tmp_path / "mine_for_sim.py").write_text(
+        "import torch, numpy as np\n"
+        "from fastagg.sim import data\n"
+        "from fastagg.extend import GlobalAggregator\n"
+        "def net(shape, classes): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+        "def numbers():\n    d = data.load('digits')\n    return d.x[:200], d.y[:200], d.test_x, d.test_y\n"
+        "def halves(y, K, rng): return np.array_split(rng.permutation(len(y)), K)\n"
+        "def wrong(o, y): return (o.argmax(1) != y).float()\n"
+        "class Even(GlobalAggregator):\n    'The plain mean.'\n    name, paper, reads = 'even', 'mine', 'weights'\n"
+        "    def weigh(self, cohort): return np.full(cohort.K, 1 / cohort.K)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names = {"model": "net", "data": "numbers", "partition": "halves", "metric": "wrong", "method": "Even"}
+    given = [word for option, name in names.items() for word in (f"--{option}", f"mine_for_sim:{name}")]
+    small = ["--clients", "3", "--rounds", "1", "--epochs", "1", "--proxy", "0", "--quiet"]
+    assert main(["sim", *given, "--metric-best", "min", *small, "--out", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "| Even |" in said.replace("*", "")
+    assert "wrong" in said
+    assert main(["sim", "--model", "mine_for_sim:nett", *small, "--out", "other"]) == 2
+    assert "has no attribute 'nett'" in capsys.readouterr().err
