@@ -19,8 +19,8 @@ from torch import nn
 from benchmarks.conftest import ROUNDS
 from fastagg._engine.saved import save
 from fastagg.sim.config import Config
-from fastagg.sim.stores import append
 from fastagg.sim.simulation import Clock, Simulation
+from fastagg.sim.stores import append
 
 MOST_ROUNDS = ROUNDS.stop + 1  # with those before the timed ones
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ from fastagg.sim.jobs import Job, OnRound, make_runs
 from fastagg.sim.stores import check_same
 
 
-def place(out: Path, options: Config) -> Path:
-    """The folder of one run of a comparison"""
+def place(out: Path, options: Config, point: Mapping[str, Any] | None = None) -> Path:
+    """The folder of one run of a comparison; point: of a grid of options, whose runs have a folder of their own"""
     name = re.sub(r"[^a-z0-9.=_+-]+", "-", options.label.lower()).strip("-")
-    return out / name / f"seed-{options.seed}"
+    setting = re.sub(r"[^a-zA-Z0-9.=_+,-]+", "-", ",".join(f"{key}={value}" for key, value in (point or {}).items()))
+    return out / setting / name / f"seed-{options.seed}"
+
+
+def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values that a grid gives to options"""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def is_done(options: Config, folder: Path) -> bool:
@@ -43,8 +50,8 @@ def make(
 
 
 def compare(
-    runs: Sequence[Config], out: Path, *, progress: bool = True, earlier: Sequence[Path] = (), jobs: int | None = None,
-    peers: Peers | None = None, rounds: int | None = None,
+    todo: Sequence[Job], out: Path, *, progress: bool = True, earlier: Sequence[Path] = (), jobs: int | None = None,
+    peers: Peers | None = None, rounds: int | None = None, baseline: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Makes the runs that are not there yet, continues those that were cut short, and writes out/report.html, unless no
     round is there to report.
@@ -55,8 +62,8 @@ def compare(
     jobs      processes that make runs side by side; default: one for every core that a run's threads leave
     peers     processes that call this together, and make one run after the other; the first of them writes the report
     rounds    how much to show of earlier runs; default: all
+    baseline  the label that others are compared with; default: fedavg, or the first
     """
-    todo = [Job(options, place(out, options)) for options in runs]
     interrupted = make(todo, progress=progress, jobs=jobs if peers is None else 1, peers=peers)
     result = {"groups": {}, "report": None, "interrupted": interrupted}
     if peers is not None and peers.rank:
@@ -67,7 +74,7 @@ def compare(
     if wanted:
         shown = [report.read_run(folder, last) for folder, last in wanted.items()]
         result["groups"] = report.group(shown)
-        result["report"] = page.write(result["groups"], out)
+        result["report"] = page.write(result["groups"], out, baseline=baseline)
     return result
 
 

@@ -259,7 +259,14 @@ def is_method(text: str) -> bool:
     """Whether this names a method, and not a folder that happens to be called like one"""
     from fastagg._engine.registry import registry
 
-    return text.partition(":")[0] in {*ALIASES, *registry()}
+    name, _ = name_and_options(text)
+    return name in {*ALIASES, *registry()} or ":" in name
+
+
+def name_and_options(text: str) -> tuple[str, str]:
+    """`fedawa:steps=5` and `package.module:Class:steps=5` without and with the options"""
+    name, _, options = text.rpartition(":")
+    return (name, options) if "=" in options else (text, "")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

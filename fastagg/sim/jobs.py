@@ -175,7 +175,9 @@ def received(ours: Connection, child: Any, job: Job) -> tuple[str, Any]:
         child.join()
         code = child.exitcode
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise ChildProcessError(f"{job.folder}: the process of this run {how}; the same command continues it") from error
+        raise ChildProcessError(
+            f"{job.folder}: the process of this run {how}; the same command continues it"
+        ) from error
 
 
 def stop(working: dict[Connection, Any]) -> None:

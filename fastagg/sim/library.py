@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -263,20 +262,19 @@ def compare(
     numbers = [first + i for i in range(seeds)] if isinstance(seeds, int) else list(seeds)
     shared = {"model": model, "data": data, "algorithm": local, "partition": split, **options}
     plain, own = separated(shared)  # once: data may be large
-    axes = dict(grid or {})
     with ExitStack() as held:
         top = Path(out or held.enter_context(TemporaryDirectory(prefix="fastagg-")))
         todo: list[Job] = []
-        for point in itertools.product(*axes.values()):
-            at = dict(zip(axes, point, strict=True))
-            folder = top / ",".join(f"{name}={value}" for name, value in at.items())
+        for point in comparison.points(grid or {}):
             for method, given in _methods(methods):
                 for seed in numbers:
-                    values = plain | at | {"seed": seed, "method": method}
+                    values = plain | point | {"seed": seed, "method": method}
                     made, mine = _config(values | {"options": {**plain.get("options", {}), **given}}, own)
-                    todo.append(Job(made, comparison.place(folder, made), mine))
+                    todo.append(Job(made, comparison.place(top, made, point), mine))
         stopped = comparison.make(todo, jobs=jobs, progress=progress, callbacks=callbacks)
-        found = [_read(job.folder, job.options.rounds) for job in todo if not stopped or comparison.has_round(job.folder)]
+        found = [
+            _read(job.folder, job.options.rounds) for job in todo if not stopped or comparison.has_round(job.folder)
+        ]
         if out is None:
             found = [each.kept() for each in found]
     return Runs(found, baseline)

@@ -20,8 +20,8 @@ from fastagg._engine import registry
 from fastagg._engine.aggregator import Aggregator
 from fastagg._engine.options import options_of
 from fastagg.sim.config import NAMES, Config, is_own, short
-from fastagg.sim.imports import resolve
 from fastagg.sim.data import Dataset
+from fastagg.sim.imports import resolve
 from fastagg.sim.own import Parts, dataset_of
 
 
@@ -56,7 +56,9 @@ class Own:
     def dataset(self, options: Config) -> Brought | None:
         """Data of the user's own, None where the option names a data set"""
         found = self.get(options, "data")
-        return found if isinstance(found, Brought) else None if isinstance(found, str) else brought(found, options.pixels)
+        return (
+            found if isinstance(found, Brought) else None if isinstance(found, str) else brought(found, options.pixels)
+        )
 
 
 class Brought(NamedTuple):

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastagg
-from fastagg.sim.report import read_metrics
 from fastagg.sim import data, local
 from fastagg.sim.config import from_dict
 from fastagg.sim.local import ALGORITHMS, Algorithm, FedProx, Moon, Scaffold
 from fastagg.sim.outcomes import outcomes
+from fastagg.sim.report import read_metrics
 from fastagg.sim.run import simulate
 from fastagg.sim.simulation import Simulation
 from fastagg.sim.together import FEW
