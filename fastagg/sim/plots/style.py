@@ -109,6 +109,6 @@ def colour_bar(figure: Figure, image: Any, axes: Axes, **more: Any) -> None:
 @styled
 def save(figure: Figure, file: Any, kind: str) -> None:
     """png on white, or svg without a background; the same bytes for the same figure"""
-    more = {"dpi": 150, "facecolor": "white"} if kind == "png" else {"transparent": True, "metadata": {"Date": None}}
-    figure.savefig(file, format=kind, **more)
+    more = {"facecolor": "white"} if kind == "png" else {"transparent": True, "metadata": {"Date": None}}
+    figure.savefig(file, format=kind, dpi=150, **more)
     figure.set_layout_engine("none")  # it is laid out now: another time would give the same, slowly
