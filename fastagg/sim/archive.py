@@ -43,13 +43,11 @@ def pack(folder: Path, target: Path, keep: Sequence[str] = ()) -> int:
 
     keep   which of the large fields of a round (cosine, model_cosine, heads) are stored as well
     """
-    from fastagg.sim.compare import runs_in  # which needs torch
-
     _check_name(target)
     if unknown := sorted(set(keep) - set(LARGE)):
         raise ValueError(f"keep={', '.join(unknown)}; expected some of {', '.join(LARGE)}")
     lines = []
-    for path in runs_in(Path(folder)):
+    for path in report.runs_in(Path(folder)):
         run, where = report.read_run(path), path.relative_to(folder).as_posix()
         lines.append(json.dumps(_slim(run, where, keep), separators=(",", ":"), sort_keys=True) + "\n")
     text = "".join(lines).encode()
@@ -110,7 +108,8 @@ def _run(value: Any, path: Path) -> Run:
         raise ValueError("it has no rounds")
     clients = len(found["partition"].get("counts") or [])
     rounds = {round_of(record, clients): record for record in records}
-    return assembled(path / value["run"], **found, metrics=[rounds[r] for r in sorted(rounds)])
+    metrics = [rounds[r] for r in sorted(rounds)]
+    return assembled(path / value["run"], found["config"], found["summary"], found["partition"], metrics)
 
 
 def _check_name(path: Path) -> None:

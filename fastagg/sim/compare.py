@@ -54,7 +54,7 @@ def compare(
     if peers is not None and peers.rank:
         return result
     wanted = {f: o.rounds for o, f in zip(runs, folders, strict=True) if not interrupted or has_round(f)}
-    found = [f for path in earlier for f in runs_in(path)]
+    found = [f for path in earlier for f in report.runs_in(path)]
     wanted |= {f: rounds for f in found if f not in wanted}
     if wanted:
         shown = [report.read_run(folder, last) for folder, last in wanted.items()]
@@ -72,11 +72,3 @@ def check_distinct(runs: Sequence[Config], folders: Sequence[Path]) -> None:
         if folder in folders[:i]:
             first = runs[folders.index(folder)]
             raise ValueError(f"{first.label!r} and {runs[i].label!r} would be the same run, {folder}; leave one out")
-
-
-def runs_in(path: Path) -> list[Path]:
-    """The runs in a folder, or the folder itself if it is one"""
-    found = sorted(file.parent for file in path.rglob("summary.json"))
-    if not found:
-        raise ValueError(f"{path}: no run of the simulator is in this folder (no summary.json)")
-    return found

@@ -103,10 +103,10 @@ def verdict(groups: Groups) -> str:
 
 
 def write(
-    groups: Groups, out: Path, title: str | None = None, *, baseline: str | None = None, score: str = "last_5",
-    confidence: float = CONFIDENCE,
+    groups: Groups, out: Path, title: str | None = None, *, name: str = "report.html", baseline: str | None = None,
+    score: str = "last_5", confidence: float = CONFIDENCE,
 ) -> Path:  # fmt: skip
-    """Writes out/report.html and out/plots/*.png; each file appears whole or not at all. Returns the page's path.
+    """Writes out/<name> and out/plots/*.png; each file appears whole or not at all. Returns the page's path.
 
     baseline, score, confidence   of the differences; see report.differences()
     """
@@ -130,7 +130,7 @@ def write(
         parts.append(f'<h2 class="setting">{_safe(drawn.setting)}</h2>' if drawn.setting != setting else "")
         parts.append(pictures.placed(drawn))
         setting = drawn.setting
-    page = out / "report.html"
+    page = out / name
     atomic.write(page, _page(groups, title or heading(groups), parts))
     return page
 

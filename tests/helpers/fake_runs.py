@@ -39,7 +39,8 @@ def fake(folder: Path, label: str, seed: int, *, final=0.9, rounds=12, clients=8
             n = counts[ids].sum(1)
             w = n * np.exp(drift[ids] * r / rounds + rng.normal(0, 0.1, k)) if adaptive else n
             seconds = {"train": rng.uniform(0.1, 0.13), "aggregate": 0.002, "evaluate": 0.012}
-            m |= {"train_loss": 1.8 * math.exp(-3 * r / rounds) + 0.1, "lr": 0.05 * 0.99**r, "clients": ids, "lost": [], "seconds": seconds,
+            m |= {"train_loss": 1.8 * math.exp(-3 * r / rounds) + 0.1, "lr": 0.05 * 0.99**r, "clients": ids,
+                  "lost": [], "seconds": seconds,
                   "weights": None if personal else (w / w.sum()).tolist(), "norms": rng.uniform(1, 2, k).tolist(),
                   "coherence": 0.3 * math.exp(-2 * r / rounds) + rng.normal(0, 0.005),
                   "gamma": 1 - 0.1 * r / rounds if gamma else None}  # fmt: skip

@@ -11,7 +11,6 @@ import shutil
 import pytest
 
 from fastagg.sim import archive, report
-from fastagg.sim.compare import runs_in
 from helpers.fake_runs import fake
 
 
@@ -33,7 +32,7 @@ def groups_of(runs):
 def test_the_same_tables(folder, tmp_path, name):
     assert archive.pack(folder, tmp_path / name) == 4
     runs = archive.unpack(tmp_path / name)
-    direct = groups_of([report.read_run(path) for path in runs_in(folder)])
+    direct = groups_of([report.read_run(path) for path in report.runs_in(folder)])
     assert report.markdown(groups_of(runs)) == report.markdown(direct)
     plain = [{k: v for k, v in row.items() if k not in ("rounds_per_second", "aggregation_share")}
              for row in report.table(groups_of(runs))]  # fmt: skip

@@ -121,7 +121,7 @@ def test_forest():
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["alpha=0.1", "a", "alpha=0.5", "a"]
     assert axes.get_xlabel() == "best round: difference to fedavg (points)"
     low, high = found[0].difference.low, found[0].difference.high
-    assert [t.get_text() for t in axes.texts][0] == f"+1.10  [{100 * low:+.2f}, {100 * high:+.2f}]"
+    assert next(t.get_text() for t in axes.texts) == f"+1.10  [{100 * low:+.2f}, {100 * high:+.2f}]"
     diamonds = [line for line in axes.lines if line.get_marker() == "D"]
     assert [(line.get_xdata()[0], line.get_markerfacecolor() != "none") for line in diamonds] == [
         (pytest.approx(1.1), True), (pytest.approx(0.5), False),

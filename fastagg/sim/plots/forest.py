@@ -47,7 +47,7 @@ def forest(found: list[Comparison], words: str) -> Figure | None:
         axes.text(1.01, y, text, transform=beside, va="center", size=8.5)
     axes.set_yticks(range(len(rows)), names)
     for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
-        tick.set_weight("bold" if isinstance(row, str) else "normal")
+        tick.set_fontweight("bold" if isinstance(row, str) else "normal")
     axes.tick_params(axis="y", length=0)
     axes.spines.left.set_visible(False)
     axes.grid(axis="y", visible=False)

@@ -94,7 +94,7 @@ def rows(
 def frame(groups: Groups, baseline: str | None = None, score: str = "last_5", confidence: float = CONFIDENCE) -> Any:
     """rows() as a pandas DataFrame"""
     try:
-        import pandas
+        import pandas  # pyright: ignore[reportMissingImports]  # nothing else needs it
     except ImportError as error:
         raise ImportError(
             f"a DataFrame needs pandas, which cannot be imported ({error}): pip install pandas"
