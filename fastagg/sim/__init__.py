@@ -10,12 +10,14 @@ The command `fastagg sim` is the same from a shell.
 
 library.py      simulate() and compare()
 config.py       every option of a run; objects.py: what a user brings of their own in the place of a name
-own.py          data of a user's own; data.py: data sets from files, never downloaded; partition.py: who has which samples
+own.py          data of a user's own; data.py: data sets from files, never downloaded
+partition.py    who has which samples
 models.py       networks of the papers, and those of a user
 local.py        what clients do; train.py: how that is computed, one by one or all at once
 simulation.py   the rounds: choose, train, aggregate, evaluate
-run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes; comparison.py: side by side
-report, plots   tables and pictures; page.py: report.html
+run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes
+comparison.py   runs side by side; statistics.py: differences over the same seeds, with confidence intervals
+report, plots   tables and pictures; page.py: report.html; archive.py: runs in one small file, for documents
 """
 
 from importlib import import_module

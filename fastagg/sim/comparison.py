@@ -69,7 +69,7 @@ def compare(
     if peers is not None and peers.rank:
         return result
     wanted = {job.folder: job.options.rounds for job in todo if not interrupted or has_round(job.folder)}
-    found = [f for path in earlier for f in runs_in(path)]
+    found = [f for path in earlier for f in report.runs_in(path)]
     wanted |= {f: rounds for f in found if f not in wanted}
     if wanted:
         shown = [report.read_run(folder, last) for folder, last in wanted.items()]
@@ -88,11 +88,3 @@ def check_distinct(todo: Sequence[Job]) -> None:
         if first.setdefault(job.folder, job) is not job:
             labels = f"{first[job.folder].options.label!r} and {job.options.label!r}"
             raise ValueError(f"{labels} would be the same run, {job.folder}; leave one out")
-
-
-def runs_in(path: Path) -> list[Path]:
-    """The runs in a folder, or the folder itself if it is one"""
-    found = sorted(file.parent for file in path.rglob("summary.json"))
-    if not found:
-        raise ValueError(f"{path}: no run of the simulator is in this folder (no summary.json)")
-    return found

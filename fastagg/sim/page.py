@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastagg._engine import atomic
-from fastagg.sim.report import Groups, differences, metric_of, options_of, sections, table
+from fastagg.sim.report import Groups, averaged, differences, metric_of, options_of, sections, table
 from fastagg.sim.report.tables import by_setting, cells_of, difference_cells, difference_notes, notes_of
 from fastagg.sim.statistics import CONFIDENCE
 
@@ -117,44 +117,49 @@ def write(
     found = differences(groups, baseline, score, confidence)
     out = Path(out)
     (out / "plots").mkdir(parents=True, exist_ok=True)
-    drawn = Figures(out / "plots")
     parts = []
     for setting, methods in sections(groups).items():
         mine = by_setting(found).get(setting, [])
         tables = [_table(*cells_of(methods))] + ([_table(*difference_cells(mine, confidence))] if mine else [])
         parts.append(f'<h2 class="setting">{_safe(setting)}</h2>' if setting else "")
         parts.append(f'<p class="verdict">{_safe(verdict(methods))}</p><div class="scroll">{"".join(tables)}</div>')
-    parts.append(f'<p class="note">{_safe(" ".join(notes_of(groups) + difference_notes(found, score)))}</p>')
+    parts.append(f'<p class="note">{_safe(" ".join(notes_of(groups) + difference_notes(groups, found, score)))}</p>')
     parts.append(f'<p class="note hint">The tables and the figures scroll sideways. Lines: {_keys(groups)}.</p>')
-    parts += [drawn.placed(figure) for figure in plots.differences(found, score, confidence)]
-    for number, (setting, methods) in enumerate(sections(groups).items()):
-        parts.append(f'<h2 class="setting">{_safe(setting)}</h2>' if setting else "")
-        for figure in plots.figures(methods, metric_of(methods)):
-            folded = figure.folded or (number > 0 and figure.name != "accuracy")
-            title_ = f"{setting}-{figure.name}" if setting else figure.name
-            parts.append(drawn.placed(figure._replace(name=title_, folded=folded)))
+    setting, pictures = "", Pictures(out / "plots")
+    for drawn in plots.every_figure(groups, found, averaged(groups, score), confidence):
+        parts.append(f'<h2 class="setting">{_safe(drawn.setting)}</h2>' if drawn.setting != setting else "")
+        parts.append(pictures.placed(drawn))
+        setting = drawn.setting
     page = out / name
     atomic.write(page, _page(groups, title or heading(groups), parts))
     return page
 
 
-class Figures:
-    """Figures written as PNG to a folder, and given back as part of a page"""
+class Pictures:
+    """Figures written as PNG files to a folder, each under a name of its own that begins with the prefix"""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.names = folder, set()
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self.folder, self.prefix, self.names = folder, prefix, set()
 
-    def placed(self, drawn: Drawn) -> str:
+    def written(self, drawn: Drawn) -> str:
+        """Returns its name"""
         from fastagg.sim import plots
 
-        name = re.sub(r"[^a-z0-9]+", "-", drawn.name.lower()).strip("-")[:80]
+        name = re.sub(r"[^a-z0-9]+", "-", f"{drawn.setting}-{drawn.name}".lower()).strip("-")[:80]
         while name in self.names:
             name += "-2"
         self.names.add(name)
-        picture, drawing = io.BytesIO(), io.StringIO()
+        picture = io.BytesIO()
         plots.save(drawn.figure, picture, "png")
+        atomic.write(self.folder / f"{self.prefix}{name}.png", picture.getvalue())
+        return name
+
+    def placed(self, drawn: Drawn) -> str:
+        """Returns it as part of a page"""
+        from fastagg.sim import plots
+
+        name, drawing = self.written(drawn), io.StringIO()
         plots.save(drawn.figure, drawing, "svg")
-        atomic.write(self.folder / f"{name}.png", picture.getvalue())
         title, words = _safe(drawn.title), _safe(drawn.caption)
         svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title)
         part = f'<figcaption>{words}</figcaption><div class="scroll">{svg}</div>'

@@ -12,12 +12,12 @@ import numpy as np
 
 
 def fake(folder: Path, label: str, seed: int, *, final=0.9, rounds=12, clients=8, classes=10, participation=1.0,
-         adaptive=True, personal=False, gamma=False, ideal=False, old=False, finished=True, training="batched",
+         adaptive=True, personal=False, gamma=False, ideal=False, new=False, finished=True, training="batched",
          **options) -> Path:  # fmt: skip
     """A run's folder as run.py writes it, with curves that look real.
 
     ideal   with the distances of FedAWA's Fig. 3
-    old     without what the first simulators did not record
+    new     with what the first simulators did not record
     """
     rng = np.random.default_rng([seed, *label.encode()])
     data = np.random.default_rng(seed)
@@ -39,11 +39,12 @@ def fake(folder: Path, label: str, seed: int, *, final=0.9, rounds=12, clients=8
             n = counts[ids].sum(1)
             w = n * np.exp(drift[ids] * r / rounds + rng.normal(0, 0.1, k)) if adaptive else n
             seconds = {"train": rng.uniform(0.1, 0.13), "aggregate": 0.002, "evaluate": 0.012}
-            m |= {"train_loss": 1.8 * math.exp(-3 * r / rounds) + 0.1, "lr": 0.05 * 0.99**r, "clients": ids, "lost": [], "seconds": seconds,
+            m |= {"train_loss": 1.8 * math.exp(-3 * r / rounds) + 0.1, "lr": 0.05 * 0.99**r, "clients": ids,
+                  "lost": [], "seconds": seconds,
                   "weights": None if personal else (w / w.sum()).tolist(), "norms": rng.uniform(1, 2, k).tolist(),
                   "coherence": 0.3 * math.exp(-2 * r / rounds) + rng.normal(0, 0.005),
                   "gamma": 1 - 0.1 * r / rounds if gamma else None}  # fmt: skip
-            if not old:
+            if new:
                 fedavg_step = 2 * math.exp(-r / rounds) * rng.uniform(0.95, 1.05)
                 shorter = 0.55 + rng.normal(0, 0.02) if adaptive else 1
                 m |= {"step": None if personal else shorter * fedavg_step, "fedavg_step": fedavg_step,
@@ -59,7 +60,7 @@ def fake(folder: Path, label: str, seed: int, *, final=0.9, rounds=12, clients=8
                 model = 0.98 + 0.005 * (noise + noise.T)
                 np.fill_diagonal(model, 1)
                 m |= {"cosine": cosine.tolist(), "model_cosine": model.tolist()}
-            if r in (1, (rounds + 1) // 2, rounds) and not old:
+            if r in (1, (rounds + 1) // 2, rounds) and new:
                 seen = (counts[ids] / n[:, None]) * r / rounds + 1 / classes + rng.uniform(0, 0.02, (k, classes))
                 m["heads"] = np.round(seen / seen.sum(1, keepdims=True), 4).tolist()
         metrics.append(m)

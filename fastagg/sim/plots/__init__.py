@@ -27,7 +27,7 @@ from fastagg.sim.plots.steps import heterogeneity, spread, step
 from fastagg.sim.plots.style import INK, look, save
 from fastagg.sim.plots.time import time
 from fastagg.sim.plots.weights import span, weight_matrix, weights
-from fastagg.sim.report import SCORES, Comparison, Groups, Metric, averaged
+from fastagg.sim.report import Comparison, Groups, Metric, averaged, metric_of, sections
 
 __all__ = [
     "INK",
@@ -37,6 +37,7 @@ __all__ = [
     "coherence",
     "cosines",
     "differences",
+    "every_figure",
     "figures",
     "forest",
     "gamma",
@@ -63,11 +64,25 @@ class Drawn(NamedTuple):
     caption: str
     figure: Figure
     folded: bool = False  # one of many of its kind: the page shows it when asked
+    setting: str = ""  # where there are several
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
 
 
-def differences(found: list[Comparison], score: str, confidence: float) -> Iterator[Drawn]:
-    """Of all settings together"""
-    if figure := forest(found, SCORES[score]):
+def every_figure(groups: Groups, found: list[Comparison], words: str, confidence: float) -> Iterator[Drawn]:
+    """Of a whole report: the differences, then all figures of each setting; from the second on most are folded"""
+    yield from differences(found, words, confidence)
+    for number, (setting, methods) in enumerate(sections(groups).items()):
+        for drawn in figures(methods, metric_of(methods)):
+            folded = drawn.folded or (number > 0 and drawn.name != "accuracy")
+            yield drawn._replace(setting=setting, folded=folded)
+
+
+def differences(found: list[Comparison], words: str, confidence: float) -> Iterator[Drawn]:
+    """Of all settings together; words say what the differences are of"""
+    if figure := forest(found, words):
         better = "Left" if found[0].metric.best == "min" else "Right"
         one = "" if any(c.difference.low is not None for c in found) else " With one seed there is no interval."
         words = (

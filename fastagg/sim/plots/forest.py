@@ -28,14 +28,14 @@ def forest(found: list[Comparison], words: str) -> Figure | None:
     beside = axes.get_yaxis_transform()
     for y, row in enumerate(rows):
         if isinstance(row, str):
-            names.append("")
-            axes.text(0.01, y, row, transform=beside, va="center", weight="bold", size=9)
+            names.append(row)
             continue
         d, scale = row.difference, metric.scale
         names.append(textwrap.shorten(row.method, 44, placeholder=" ..."))
         good = metric.better(d.mean or 0, 0) > 0
         colour = BLUE if good else VERMILLION
-        axes.plot([scale * x for x in d.seeds.values()], [y] * len(d.seeds), "o", ms=4, mew=0, color=INK, alpha=0.35)
+        seeds = [scale * x for x in d.seeds.values()]
+        axes.plot(seeds, [y - 0.24] * len(seeds), "o", ms=3.5, mew=0, color=INK, alpha=0.5)
         if d.low is not None and d.high is not None:
             strong = 3.2 if d.is_clear else 1.6
             axes.plot([scale * d.low, scale * d.high], [y, y], color=colour, lw=strong, solid_capstyle="butt")
@@ -46,6 +46,8 @@ def forest(found: list[Comparison], words: str) -> Figure | None:
             text += f"  [{metric.change(d.low)}, {metric.change(d.high)}]"
         axes.text(1.01, y, text, transform=beside, va="center", size=8.5)
     axes.set_yticks(range(len(rows)), names)
+    for row, tick in zip(rows, axes.get_yticklabels(), strict=True):
+        tick.set_fontweight("bold" if isinstance(row, str) else "normal")
     axes.tick_params(axis="y", length=0)
     axes.spines.left.set_visible(False)
     axes.grid(axis="y", visible=False)

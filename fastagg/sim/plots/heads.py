@@ -69,7 +69,7 @@ def heads(run: Run) -> Figure | None:
         there = np.isfinite(values)
         x, y = true[there], values[there]
         name = f"round {r}" + (f", r = {np.corrcoef(x, y)[0, 1]:.2f}" if x.std() > 0 and y.std() > 1e-9 else "")
-        against.plot(100 * x, 100 * y, mark, ms=4, mew=0, alpha=0.55, color=colour, label=name)
+        against.plot(100 * x, 100 * y, mark, ms=4, mew=0, alpha=0.55, color=colour, label=name, rasterized=True)
     ends = [0, 100 * true.max()]
     against.plot(ends, ends, color=INK, lw=0.8, alpha=0.6, zorder=1)
     against.set(xlabel="true share (%)", ylabel="share by norms (%)")

@@ -77,7 +77,7 @@ def whole_numbers(most: int = 9) -> MaxNLocator:
 def label_counts(run: Run) -> np.ndarray:
     """[clients, labels], how many samples of each label a client has; empty where that is not known"""
     counts = np.array(run.partition.get("counts") or run.summary.get("label_counts") or [], float)
-    return counts if counts.ndim == 2 else np.zeros((0, 0))
+    return counts if counts.ndim == 2 and counts.size else np.zeros((0, 0))
 
 
 def shares_of(counts: np.ndarray) -> np.ndarray:
@@ -109,6 +109,8 @@ def colour_bar(figure: Figure, image: Any, axes: Axes, **more: Any) -> None:
 @styled
 def save(figure: Figure, file: Any, kind: str) -> None:
     """png on white, or svg without a background; the same bytes for the same figure"""
-    more = {"dpi": 150, "facecolor": "white"} if kind == "png" else {"transparent": True, "metadata": {"Date": None}}
-    figure.savefig(file, format=kind, **more)
+    more: dict[str, Any] = {"facecolor": "white"}
+    if kind == "svg":
+        more = {"transparent": True, "metadata": {"Date": None}}
+    figure.savefig(file, format=kind, dpi=150, **more)
     figure.set_layout_engine("none")  # it is laid out now: another time would give the same, slowly

@@ -11,7 +11,7 @@ tables     rows, markdown, DataFrame
 from fastagg.sim.report.grouping import Groups, group, options_of, sections, settings
 from fastagg.sim.report.metric import Metric, metric_of
 from fastagg.sim.report.pairs import Comparison, differences
-from fastagg.sim.report.reading import SUMMARY, Run, read_json, read_metrics, read_run
+from fastagg.sim.report.reading import SUMMARY, Run, read_json, read_metrics, read_run, runs_in
 from fastagg.sim.report.scores import AVERAGED, PHASES, SCORES, score, spent, summarise
 from fastagg.sim.report.tables import averaged, frame, markdown, rows, table
 
@@ -35,6 +35,7 @@ __all__ = [
     "read_metrics",
     "read_run",
     "rows",
+    "runs_in",
     "score",
     "sections",
     "settings",

@@ -87,6 +87,14 @@ def read_run(path: Path, rounds: int | None = None) -> Run:
     return assembled(path, config, summary, partition, metrics, rounds)
 
 
+def runs_in(path: Path) -> list[Path]:
+    """The runs in a folder, or the folder itself if it is one"""
+    found = sorted(file.parent for file in path.rglob("summary.json"))
+    if not found:
+        raise ValueError(f"{path}: no run of the simulator is in this folder (no summary.json)")
+    return found
+
+
 def assembled(
     path: Path, config: dict[str, Any], summary: dict[str, Any], partition: dict[str, Any],
     metrics: list[dict[str, Any]], rounds: int | None = None,

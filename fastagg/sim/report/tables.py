@@ -94,7 +94,7 @@ def rows(
 def frame(groups: Groups, baseline: str | None = None, score: str = "last_5", confidence: float = CONFIDENCE) -> Any:
     """rows() as a pandas DataFrame"""
     try:
-        import pandas
+        import pandas  # pyright: ignore[reportMissingImports]  # nothing else needs it
     except ImportError as error:
         raise ImportError(
             f"a DataFrame needs pandas, which cannot be imported ({error}): pip install pandas"
@@ -102,10 +102,12 @@ def frame(groups: Groups, baseline: str | None = None, score: str = "last_5", co
     return pandas.DataFrame(rows(groups, baseline, score, confidence))
 
 
-def averaged(groups: Groups) -> str:
-    """Which rounds a run's accuracy is of, in words"""
-    key = metric_of(groups).key
-    counts = {len(curve(run.metrics, key)[-AVERAGED:]) for runs in groups.values() for run in runs} - {0}
+def averaged(groups: Groups, score: str = "last_5") -> str:
+    """Which rounds a score of these runs is of, in words: there may be fewer than its name says"""
+    if not score.startswith("last"):
+        return SCORES[score]
+    key, most = metric_of(groups).key, 10 if score == "last_10" else AVERAGED
+    counts = {len(curve(run.metrics, key)[-most:]) for runs in groups.values() for run in runs} - {0}
     if counts <= {1}:
         return "the last round"
     few, many = min(counts), max(counts)
@@ -140,7 +142,7 @@ def notes_of(groups: Groups) -> list[str]:
     spread = ", ± the standard deviation over seeds" if any(row["runs"] > 1 for row in rows) else ""
     notes = [
         f"{name[0].upper() + name[1:]} is {of_the(averaged(groups))}{spread}; then the best round, and the mean of the "
-        "ten best rounds."
+        "ten best rounds (or of all, where there are fewer)."
     ]
     if metric.best == "min":
         notes.append("Lower is better.")
@@ -184,14 +186,14 @@ def difference_cells(found: list[Comparison], confidence: float = CONFIDENCE) ->
     return headings, lines
 
 
-def difference_notes(found: list[Comparison], score: str = "last_5") -> list[str]:
+def difference_notes(groups: Groups, found: list[Comparison], score: str = "last_5") -> list[str]:
     """What explains the tables of differences"""
     if not found:
         return []
     pairs = [len(c.difference.seeds) for c in found]
     notes = [
-        f"Differences of the {SCORES[score]}, seed by seed: a seed has the same split, initial model and batches for "
-        "all methods."
+        f"Differences of {of_the(averaged(groups, score))}, seed by seed: a seed has the same split, initial model and "
+        "batches for all methods."
     ]
     if max(pairs) > 1:
         notes.append("Bold: 0 is not in the interval (Student's t over seeds, for each method by itself).")
@@ -217,7 +219,7 @@ def markdown(groups: Groups, baseline: str | None = None, score: str = "last_5",
         if setting in found:
             text += [_lined(*difference_cells(found[setting], confidence), bold=3)]
     shown = [c for some in found.values() for c in some]
-    return "\n\n".join([*text, " ".join(notes_of(groups) + difference_notes(shown, score))]) + "\n"
+    return "\n\n".join([*text, " ".join(notes_of(groups) + difference_notes(groups, shown, score))]) + "\n"
 
 
 def _lined(headings: list[str], lines: list[tuple[bool, list[str]]], bold: int) -> str:
