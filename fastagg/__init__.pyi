@@ -48,6 +48,7 @@ from fastagg.methods.krum import MultiKrum as MultiKrum
 from fastagg.methods.ldawa import LDAWA as LDAWA
 from fastagg.methods.simagg import SimAgg as SimAgg
 from fastagg.methods.simprox import SimProx as SimProx
+from fastagg.methods.uniform import Uniform as Uniform
 from fastagg.methods.weiavg import WeiAvg as WeiAvg
 
 ClientId = str | int
@@ -481,6 +482,8 @@ def fedavg(
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -490,6 +493,12 @@ def fedavg(
     out: StateDict | None = ...,
 ) -> Result:
     """The mean of the client models, weighted by data size (sizes; default: equal). One read.
+
+    server_lr   how far the model moves from the global model towards the mean; 1: all the way. Other values need the
+                global model
+    gamma       scales the new parameters (FedLAW's global weight shrinking)
+
+    The new model is gamma (g + server_lr (sum_k weights_k w_k - g)). Buffers are the mean, whatever the options.
 
     Arguments of every method:
 
@@ -1237,6 +1246,61 @@ def simprox(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def uniform(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the client models, all with equal weights, whatever their data sizes. One read.
+
+    server_lr   how far the model moves from the global model towards the mean; 1: all the way. Other values need the
+                global model
+    gamma       scales the new parameters (FedLAW's global weight shrinking)
+
+    The new model is gamma (g + server_lr (1/K sum_k w_k - g)). Buffers are the mean, whatever the options. Sizes are
+    checked but not used.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def weiavg(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1388,6 +1452,8 @@ def aggregator(
 def aggregator(
     name: Literal["fedavg"],
     *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1558,6 +1624,18 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> SimProx: ...
+@overload
+def aggregator(
+    name: Literal["uniform"],
+    *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> Uniform: ...
 @overload
 def aggregator(
     name: Literal["weiavg"],

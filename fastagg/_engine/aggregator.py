@@ -20,7 +20,7 @@ from fastagg._engine.describe import ClientValue, describe, describe_several
 from fastagg._engine.distributed.sharded import OverGroup
 from fastagg._engine.examples import ExampleRound, example_inputs
 from fastagg._engine.in_memory import InMemory
-from fastagg._engine.inputs import ClientId, RoundInput, read_client_ids
+from fastagg._engine.inputs import ClientId, RoundInput, missing_global, read_client_ids
 from fastagg._engine.numerics import float64
 from fastagg._engine.options import SetBy
 from fastagg._engine.result import Result, Results
@@ -141,6 +141,10 @@ class Aggregator(Generic[R]):
     def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
         """Returns the error that the mix raised, or one that says more: which input may have caused it"""
         return error
+
+    def missing_global(self) -> InputError:
+        """What is raised where a round needs a global model and has none"""
+        return missing_global()
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the

@@ -237,7 +237,11 @@ def _shown(given: Any, k: int, ids: Sequence[ClientId], axis: int = 0) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def missing_global() -> InputError:
+    return InputError("the global model is None; a Gram needs the model the clients started from")
+
+
 def require_global(global_sd: StateDict | None) -> StateDict:
     if global_sd is None:
-        raise InputError("the global model is None; a Gram needs the model the clients started from")
+        raise missing_global()
     return global_sd
