@@ -194,6 +194,7 @@ def cwfedavg(
     *,
     head: str = "fc.weight",
     scope: str = "all",
+    by: Literal["norms", "labels"] = "norms",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -208,8 +209,10 @@ def cwfedavg(
     head         key of the output layer's weight, one row per class
     scope        which tensors are personalised; the others are plain FedAvg. "all"; "output": the layer of head, best
                  in the paper's tables; or a regular expression that is searched for in the keys
+    by           where class distributions come from: "norms" of the rows of head (Eq. 4); "labels": every round then
+                 needs class_dist
     class_dist   per round: [K, C], one row of shares or sample counts per client (each row is divided by its sum, so
-                 counts do not replace sizes); default: estimated from the row norms of head (Eq. 4)
+                 counts do not replace sizes), which replaces the estimate from head
 
     The model of a class that no client has is FedAvg. A client whose row is all zero is treated as having the classes
     of the whole cohort, and gets FedAvg. The global model may be None.
@@ -600,12 +603,14 @@ def fedawa(
     gamma: float = 1.0,
     layerwise: bool = False,
     logits_by: Literal["id", "position"] = "id",
+    start: Literal["shares", "feddisco"] = "shares",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     logits: PerClient = ...,
+    label_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
@@ -627,6 +632,9 @@ def fedawa(
     layerwise   FedAWA-L: separate weights for every layer
     logits_by   "released" carries one logit per client id ("id"), or per position in client_sds ("position"), as the
                 authors' code does when only some of the clients take part
+    start       the weights to start from: "shares" of the data; "feddisco": those of FedDisco with its defaults (Figure
+                6): every round then needs label_dist. "released" starts at these as logits, as it does at shares
+    label_dist  per round: each client's label distribution, [K, classes], as counts or shares; the start is FedDisco's
     logits      per round: the starting point, [K] or [L, K], for example .logits of a former result. Passing them on in
                 "paper" makes the weights collapse onto one client within a few rounds.
 
@@ -1307,6 +1315,7 @@ def weiavg(
     sizes: Sizes = ...,
     *,
     lam: float = 1.0,
+    by: Literal["projection", "entropy"] = "projection",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1319,7 +1328,9 @@ def weiavg(
     """Weights from the diversity of the clients' data, estimated by how far each update goes along the mean update.
 
     lam         emphasis on diverse clients, the exponent of their diversity: 0 is the plain mean, 10 is strong
-    entropies   per round: the entropy of each client's labels, [K], instead of the projection; the round is then a
+    by          what diversity is measured by: "projection" of the updates (Algorithm 2); "entropy" of the labels
+                (Algorithm 1): every round then needs entropies
+    entropies   per round: the entropy of each client's labels, [K], which replaces the projection; the round is then a
                 single read of the clients
 
     Sizes are not used: the paper's clients have equal data sizes, and its u is their plain mean.
@@ -1390,6 +1401,7 @@ def aggregator(
     *,
     head: str = "fc.weight",
     scope: str = "all",
+    by: Literal["norms", "labels"] = "norms",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1485,6 +1497,7 @@ def aggregator(
     gamma: float = 1.0,
     layerwise: bool = False,
     logits_by: Literal["id", "position"] = "id",
+    start: Literal["shares", "feddisco"] = "shares",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1641,6 +1654,7 @@ def aggregator(
     name: Literal["weiavg"],
     *,
     lam: float = 1.0,
+    by: Literal["projection", "entropy"] = "projection",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",

@@ -308,7 +308,8 @@ def tasks(draw, name, least=5):
         if spec.kind == "proxy":
             inputs[spec.name] = example_batches()
         elif spec.entry_dims == 1:
-            inputs[spec.name] = rng.random((r.K, 4)) + 0.1
+            if options.get("variant") != "cos":  # FedAWA's, which takes no labels
+                inputs[spec.name] = rng.random((r.K, 4)) + 0.1
         elif spec.required or (spec.from_clients and draw(st.booleans())):
             inputs[spec.name] = rng.integers(1, 9, r.K)
     sizes = draw(st.none() | st.just([*rng.integers(0, 500, r.K - 1).tolist(), 1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -109,6 +109,11 @@ class Aggregator(Generic[R]):
 
     def check_options(self) -> None:
         """Checks what the annotations of the options cannot express; sets defaults that depend on other options"""
+
+    def require(self, *names: str) -> None:
+        """Makes round inputs of these names required, for check_options(): with these options no round is without"""
+        specs = [replace(spec, required=spec.required or spec.name in names) for spec in self.round_inputs]
+        vars(self).update(round_inputs=tuple(specs))  # of this object
 
     def weigh(self, cohort: Cohort, *args: Any, **inputs: Any) -> Weights | np.ndarray:
         """Returns the clients' weights, computed from the cohort's Gram, data shares and state, and the round inputs"""

@@ -34,7 +34,8 @@ class RoundInput:
     from_clients   clients may report it themselves, so frameworks read it from their replies, and a wrong entry makes a
                    bad client. False: the server provides it, and a wrong entry is an error
     kind           what it is to a program that has such things for any method: "labels" (label counts, or shares),
-                   "steps" (local steps), "proxy" (batches of proxy data). The simulator supplies these.
+                   "entropies" (of the labels, in nats), "steps" (local steps), "proxy" (batches of proxy data). The
+                   simulator supplies those that a method requires, be it by its class or by its options.
     """
 
     name: str

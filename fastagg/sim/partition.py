@@ -250,6 +250,12 @@ def take(size: int, share: np.ndarray, left: np.ndarray) -> np.ndarray:
     return got
 
 
+def label_entropies(counts: np.ndarray) -> np.ndarray:
+    """Of each row's shares, in nats"""
+    p = counts / counts.sum(1, keepdims=True)
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(1)
+
+
 def at_least(min_size: int, counts: np.ndarray) -> np.ndarray:
     """Counts in which no client has fewer: samples move to it from who has most of one of its classes and can spare"""
     counts, total = counts.copy(), counts.sum()

@@ -21,7 +21,12 @@ from fastagg.sim.train import Job, Trainer, Update, outcomes
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
 SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
-KINDS = ("labels", "steps", "proxy")  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+KINDS = (
+    "labels",
+    "entropies",
+    "steps",
+    "proxy",
+)  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
 
 
 class Simulation:
@@ -48,7 +53,7 @@ class Simulation:
         self.server: Any = o.aggregator_class(**(own | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
-            ranks.check(o, self.server, dict.fromkeys(self.supplied()))
+            ranks.check(o, self.server, dict.fromkeys(self.supplied(), ()))
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
@@ -204,6 +209,8 @@ class Simulation:
     def supply(self, kind: str, present: list[int], updates: list[Update]) -> Any:
         if kind == "labels":
             return self.parts.counts[present]
+        if kind == "entropies":
+            return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
         if not len(self.parts.proxy):

@@ -31,7 +31,9 @@ def test_the_equation(name, server_lr, gamma, dtype):
         start = g[key].double()
         expected = mean if "running" in key else gamma * (start + server_lr * (mean - start))
         error, about = (result[key].double() - expected).abs(), torch.finfo(dtype)
-        least = about.smallest_normal * about.eps + 1e-14  # what float64 sums may differ by, and 16 bits can tell from 0
+        least = (
+            about.smallest_normal * about.eps + 1e-14
+        )  # what float64 sums may differ by, and 16 bits can tell from 0
         assert (error <= about.eps / 2 * expected.abs() + least).all()
     assert result["bn.num_batches_tracked"] == max(sd["bn.num_batches_tracked"] for sd in clients)
 
@@ -64,7 +66,9 @@ def test_a_step_needs_the_model_it_starts_from(name):
 
 
 @both
-@pytest.mark.parametrize(("option", "bad"), [("server_lr", 0), ("server_lr", -1), ("gamma", 0), ("gamma", float("nan"))])
+@pytest.mark.parametrize(
+    ("option", "bad"), [("server_lr", 0), ("server_lr", -1), ("gamma", 0), ("gamma", float("nan"))]
+)
 def test_options_out_of_range(name, option, bad):
     with pytest.raises(ValueError, match=rf"{name}: {option}="):
         fastagg.aggregator(name, **{option: bad})
