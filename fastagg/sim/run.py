@@ -106,7 +106,7 @@ def _simulate(options: Config, sim: Simulation, resumed: bool, out: Path, on_rou
         atomic.write_json(out / "config.json", options.to_json())  # first: no checkpoint without its options
         metrics.unlink(missing_ok=True)
         counts, shares = sim.parts.counts.tolist(), [len(rows) for rows in sim.parts.test]
-        facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.parts.proxy), "classes": sim.data.classes}
+        facts = {"counts": counts, "test_sizes": shares, "proxy": len(sim.proxy[0]), "classes": sim.data.classes}
         facts["attackers"] = sim.attackers
         atomic.write_json(out / "partition.json", facts)
         append(metrics, {"round": 0, "clients": [], "seconds": {}} | sim.evaluated())

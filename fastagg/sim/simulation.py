@@ -21,6 +21,7 @@ from fastagg.sim.train import Job, Trainer, Update, outcomes
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
 SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
+PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
 KINDS = (
     "labels",
     "entropies",
@@ -38,12 +39,22 @@ class Simulation:
     def __init__(self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None) -> None:
         self.options, self.peers = options, peers
         o = options
-        self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
+        d = dataset or data.load(o.data, o.data_dir, o.pixels)
+        proxy, from_test = o.proxy, o.proxy_from == "test"
+        if from_test:
+            proxy, (kept, rest) = 0, partition.proxy_from_test(
+                d.test_y.numpy(), d.classes, o.proxy, o.proxy_split, o.seed
+            )  # fmt: skip
+            self.proxy = d.test_x[kept], d.test_y[kept]
+            d = replace(d, test_x=d.test_x[rest], test_y=d.test_y[rest])
+        self.data = d
         self.parts = partition.make(
             d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
             classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
+            corrupted=o.corrupted, proxy=proxy, proxy_split=o.proxy_split, seed=o.seed,
         )  # fmt: skip
+        if not from_test:
+            self.proxy = d.x[self.parts.proxy], d.y[self.parts.proxy]
         self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
         head = models.head_of(self.module)
         labels = torch.from_numpy(self.parts.labels)
@@ -213,10 +224,11 @@ class Simulation:
             return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
-        if not len(self.parts.proxy):
+        x, y = self.proxy
+        if not len(x):
             raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
-        rows = torch.from_numpy(self.parts.proxy)
-        return [(self.data.x[rows], self.data.y[rows])]
+        parts = -(-len(x) // PROXY_BATCH)
+        return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 
     def corrected(
         self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]

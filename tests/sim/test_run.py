@@ -18,6 +18,7 @@ from fastagg._engine import atomic, saved
 from fastagg.sim import config, data
 from fastagg.sim.config import Config, from_dict
 from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from helpers.every_method import TRAINERS
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,8 @@ METHODS = [m.name for m in fastagg.list_methods()] + list(config.ALIASES)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_for_two_rounds(method, digits, tmp_path):
-    options = {"fedlaw": {"epochs": 3}, "cwfedavg": {"scope": "output"}}.get(method, {})
+    few = dict.fromkeys(TRAINERS, {"epochs": 3})
+    options = (few | {"cwfedavg": {"scope": "output"}}).get(method, {})
     summary = simulate(run_of(method=method, options=options), tmp_path, dataset=digits)
     assert summary["finished"]
     first, *rounds = curve(tmp_path)

@@ -10,6 +10,7 @@ import torch
 
 import fastagg
 from fastagg.sim import data
+from fastagg.sim.choices import PROXY_FROM, PROXY_SPLITS
 from fastagg.sim.config import from_dict
 from fastagg.sim.simulation import Simulation
 
@@ -80,3 +81,42 @@ def test_fedawa_from_feddisco(digits):
     assert disco == pytest.approx(plain, abs=1e-6)
     assert disco != pytest.approx(shares, abs=1e-3)
     assert fastagg.aggregator("feddisco").metric == "kl"
+
+
+@pytest.mark.parametrize("split", PROXY_SPLITS)
+@pytest.mark.parametrize("source", PROXY_FROM)
+def test_proxy_sets(source, split, digits):
+    sim = started(digits, method="fedlaw", proxy=60, proxy_from=source, proxy_split=split)
+    x, y = sim.proxy
+    counts = torch.bincount(y, minlength=10).tolist()
+    tail = [max(int(6 * 0.1 ** (c / 9) + 1e-9), 1) for c in range(10)]
+    assert counts == {"balanced": [6] * 10, "long-tailed": tail, "resampled": [6] * 10, "random": counts}[split]
+    assert sum(counts) == (sum(tail) if split == "long-tailed" else 60)
+    different = len(torch.unique(x.flatten(1), dim=0))
+    assert different == (sum(tail) if split in ("long-tailed", "resampled") else 60)
+    if split == "random":
+        assert counts != [6] * 10
+    [(batch, labels)] = sim.supply("proxy", [], [])
+    assert torch.equal(batch, x)
+    assert torch.equal(labels, y)
+
+
+def test_proxy_from_the_test_set_is_not_tested_on(digits):
+    plain, sim = (started(digits, proxy=60, proxy_from=source) for source in PROXY_FROM)
+    assert len(sim.data.test_x) == len(digits.test_x) - 60
+    rows = {tuple(row.tolist()) for row in sim.proxy[0].flatten(1)}
+    assert not rows & {tuple(row.tolist()) for row in sim.data.test_x.flatten(1)}
+    assert rows < {tuple(row.tolist()) for row in digits.test_x.flatten(1)}
+    assert max(max(share) for share in sim.parts.test) < len(sim.data.test_x)
+    assert len(plain.data.test_x) == len(digits.test_x)
+    assert {tuple(row.tolist()) for row in plain.proxy[0].flatten(1)} < {tuple(r.tolist()) for r in digits.x.flatten(1)}
+    assert 0 <= sim.next_round()["accuracy"] <= 1
+    with pytest.raises(ValueError, match=r"proxy=\d+ samples of the test set, which has \d+: none is left"):
+        started(digits, proxy=len(digits.test_x), proxy_from="test")
+
+
+def test_a_large_proxy_set_comes_in_batches(digits):
+    sim = started(digits, method="fedlaw", proxy=300)
+    batches = sim.supply("proxy", [], [])
+    assert [len(x) for x, _ in batches] == [100, 100, 100]
+    assert torch.equal(torch.cat([y for _, y in batches]), sim.proxy[1])
