@@ -34,7 +34,8 @@ class RoundInput:
     from_clients   clients may report it themselves, so frameworks read it from their replies, and a wrong entry makes a
                    bad client. False: the server provides it, and a wrong entry is an error
     kind           what it is to a program that has such things for any method: "labels" (label counts, or shares),
-                   "steps" (local steps), "proxy" (batches of proxy data). The simulator supplies these.
+                   "entropies" (of the labels, in nats), "steps" (local steps), "proxy" (batches of proxy data). The
+                   simulator supplies those that a method requires, be it by its class or by its options.
     """
 
     name: str
@@ -237,7 +238,11 @@ def _shown(given: Any, k: int, ids: Sequence[ClientId], axis: int = 0) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def missing_global() -> InputError:
+    return InputError("the global model is None; a Gram needs the model the clients started from")
+
+
 def require_global(global_sd: StateDict | None) -> StateDict:
     if global_sd is None:
-        raise InputError("the global model is None; a Gram needs the model the clients started from")
+        raise missing_global()
     return global_sd

@@ -8,6 +8,13 @@ DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
 # -1 to 1, (x - 0.5) / 0.5 (FedAWA's CIFAR)
 PIXELS = ("standard", "unit", "half")
 MODELS = ("mlp", "lenet", "cnn", "resnet8", "resnet20", "resnet56", "resnet18", "vit")
+PROXY_FROM = ("train", "test")
+PROXY_SPLITS = {
+    "balanced": "as many samples of every class",
+    "long-tailed": "ten times as many samples of the first class as of the last, fewer in all (FedLAW, Table 6)",
+    "resampled": "long-tailed, with the samples of rare classes repeated until classes are balanced",
+    "random": "as they come",
+}
 KINDS = {
     "iid": "samples dealt at random, equal sizes",
     "dirichlet": "each class divided over the clients by Dirichlet(alpha): unequal mixtures and sizes",

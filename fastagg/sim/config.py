@@ -16,7 +16,7 @@ else:
 
 from fastagg._engine.checks import check_choice, check_integer, check_number, suggest
 from fastagg._engine.regular import open_regular
-from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
+from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS, PROXY_FROM, PROXY_SPLITS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
     from fastagg._engine.aggregator import Aggregator
@@ -96,7 +96,9 @@ class Config:
     loss: str | None = option(None, "package.module:function of outputs and targets; default: cross-entropy")
     metric: str | None = option(None, "package.module:function of outputs and targets; default: accuracy")
     metric_best: str = option("max", "whether a large or a small metric is good: max, min")
-    proxy: int = option(100, "training samples that the server keeps, for methods that learn from them")
+    proxy: int = option(100, "samples that the server keeps, for methods that learn from them")
+    proxy_from: str = option("train", "where these are from: train, or test, which is then tested on without them")
+    proxy_split: str = option("balanced", "how many of each class: " + ", ".join(PROXY_SPLITS))
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
     threads: int = option(1, "threads per run; its last digits depend on them. Parallel runs use the other cores")
     device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
@@ -122,6 +124,8 @@ class Config:
         for name in ("dropout", "stragglers", "corrupted", "attackers"):
             check_number("sim", name, getattr(self, name), 0, 1)
         check_choice("sim", "pixels", self.pixels, PIXELS)
+        check_choice("sim", "proxy_from", self.proxy_from, PROXY_FROM)
+        check_choice("sim", "proxy_split", self.proxy_split, tuple(PROXY_SPLITS))
         check_choice("sim", "attack", self.attack, ATTACKS)
         check_number("sim", "attack_strength", self.attack_strength, 0, float("inf"))
         if self.attackers and self.attack == "none":

@@ -17,17 +17,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fastagg._engine.checks import check_choice, check_integer, check_number
-from fastagg.sim.choices import KINDS
+from fastagg.sim.choices import KINDS, PROXY_SPLITS
 
 Split = Callable[[np.ndarray, int, np.random.Generator], Sequence[ArrayLike]]
 BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2
+PROXY_TAIL = 10.0  # how much commoner the first class is than the last in a long-tailed proxy set: FedLAW, Table 6
 
 
 @dataclass(frozen=True)
 class Partition:
     train: list[np.ndarray]  # per client, int64: indices into the training set, ascending, disjoint
     test: list[np.ndarray]  # per client, int64: indices into the test set, in the client's proportions; may overlap
-    proxy: np.ndarray  # int64: training samples that the server keeps, of no client, class-balanced if possible
+    proxy: np.ndarray  # int64: training samples that the server keeps, of no client
     labels: np.ndarray  # [N] int64: the training labels as the clients see them
     counts: np.ndarray  # [K, C] int64: samples per client and true class
 
@@ -47,6 +48,7 @@ def make(
     corrupted: float = 0.0,
     proxy: int = 0,
     train_share: float = 1.0,
+    proxy_split: str = "balanced",
     seed: int = 0,
     given: Sequence[np.ndarray] | None = None,
 ) -> Partition:
@@ -61,8 +63,8 @@ def make(
     long_tail           how much commoner the first class is than the last; exponential between (1: as in y)
     corrupted           fraction of the clients, rounded but at least one, that see two of their classes swapped
                         (FedLAW, Table 8; a pair for each: one for all would cost FedAvg more than the paper reports)
-    proxy               how many training samples the server keeps: beside those of samples, and not long-tailed
-                        (FedLAW takes them from the test set; here all of that is for testing)
+    proxy               how many training samples the server keeps: beside those of samples
+    proxy_split         which, one of PROXY_SPLITS
 
     train_share         the part of its samples that a client trains on, the same in every round
     given               each client's samples, where they are not to be split: kind and what goes with it do not count
@@ -85,6 +87,7 @@ def make(
     check_number("partition", "long_tail", long_tail, 1, 1e6)
     check_number("partition", "corrupted", corrupted, 0, 1)
     check_integer("partition", "proxy", proxy, 0)
+    check_choice("partition", "proxy_split", proxy_split, tuple(PROXY_SPLITS))
     check_integer("partition", "seed", seed, 0)
     y, test_y = check_labels("y", y, classes), check_labels("test_y", test_y, classes)
     if proxy + clients * min_size > len(y):
@@ -97,7 +100,7 @@ def make(
     streams = np.random.SeedSequence(int(seed)).spawn(5)
     choose, split, choose_test, corrupt, shorten = (np.random.default_rng(s) for s in streams)
     by_class, available = shuffled(y, classes, choose)
-    kept = balanced(proxy, available, choose)  # [C]
+    kept = proxy_counts(proxy, proxy_split, available, choose)  # [C]
     n = class_sizes(available - kept, samples, long_tail)  # [C]
     if given is not None or not isinstance(kind, str):
         pools = [i[m : m + size] for i, m, size in zip(by_class, kept, n, strict=True)]
@@ -115,7 +118,7 @@ def make(
     return Partition(
         train=train,
         test=shares_of_test(test_y, counts, min_size, choose_test),
-        proxy=np.sort(np.concatenate([i[:m] for i, m in zip(by_class, kept, strict=True)])),
+        proxy=proxy_rows(by_class, kept, proxy_split),
         labels=swapped(y, train, counts, corrupted, corrupt),
         counts=counts,
     )
@@ -182,6 +185,38 @@ def balanced(total: int, available: np.ndarray, rng: np.random.Generator) -> np.
         free = rng.permutation(np.flatnonzero(got < available))[:need]
         got[free] = np.minimum(available[free], got[free] + need // len(free))
     return got
+
+
+def proxy_counts(total: int, split: str, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How many samples of each class the server keeps; of a long tail fewer in all, as in FedLAW's code"""
+    if split == "random":
+        return rng.multivariate_hypergeometric(available, total) if total else np.zeros_like(available)
+    got = balanced(total, available, rng)
+    if split == "balanced":
+        return got
+    share = PROXY_TAIL ** -np.linspace(0, 1, len(available))
+    return np.minimum(got, np.maximum(np.floor(np.round(total / len(available) * share, 9)), 1).astype(np.int64))
+
+
+def proxy_rows(by_class: list[np.ndarray], kept: np.ndarray, split: str) -> np.ndarray:
+    """The first so many of each class; "resampled": repeated until all have as many as the commonest"""
+    size = np.where(kept > 0, kept.max(initial=0), 0) if split == "resampled" else kept
+    return np.sort(np.concatenate([np.resize(i[:m], n) for i, m, n in zip(by_class, kept, size, strict=True)]))
+
+
+def proxy_from_test(
+    test_y: np.ndarray, classes: int, total: int, split: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Test samples that the server keeps, and those that are left for testing"""
+    check_integer("partition", "proxy", total, 0)
+    if total >= len(test_y):
+        raise ValueError(
+            f"partition: proxy={total} samples of the test set, which has {len(test_y)}: none is left to test"
+        )
+    rng = np.random.default_rng([int(seed), 1])
+    by_class, available = shuffled(check_labels("test_y", test_y, classes), classes, rng)
+    rows = proxy_rows(by_class, proxy_counts(total, split, available, rng), split)
+    return rows, np.setdiff1d(np.arange(len(test_y)), rows)
 
 
 def class_sizes(available: np.ndarray, samples: int | None, long_tail: float) -> np.ndarray:
@@ -295,6 +330,12 @@ def take(size: int, share: np.ndarray, left: np.ndarray) -> np.ndarray:
         if (more := min(size - got.sum(), spare.sum())) > 0:
             got = got + np.minimum(apportion(more, spare), spare)
     return got
+
+
+def label_entropies(counts: np.ndarray) -> np.ndarray:
+    """Of each row's shares, in nats"""
+    p = counts / counts.sum(1, keepdims=True)
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(1)
 
 
 def at_least(min_size: int, counts: np.ndarray) -> np.ndarray:

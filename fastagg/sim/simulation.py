@@ -23,7 +23,13 @@ from fastagg.sim.train import Job, Trainer, Update
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
 SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
-KINDS = ("labels", "steps", "proxy")  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
+KINDS = (
+    "labels",
+    "entropies",
+    "steps",
+    "proxy",
+)  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
 
 
 class Simulation:
@@ -38,13 +44,23 @@ class Simulation:
         self.options, self.peers = options, peers
         o, own = options, own or Own()
         brought = own.dataset(o) if dataset is None else None
-        self.data = d = brought.dataset if brought else dataset or data.load(o.data, o.data_dir, o.pixels)
+        d = brought.dataset if brought else dataset or data.load(o.data, o.data_dir, o.pixels)
+        given, proxy, from_test = brought.parts if brought else None, o.proxy, o.proxy_from == "test"
+        if from_test:
+            proxy, (kept, rest) = 0, partition.proxy_from_test(
+                d.test_y.numpy(), d.classes, o.proxy, o.proxy_split, o.seed
+            )  # fmt: skip
+            self.proxy = d.test_x[kept], d.test_y[kept]
+            d = replace(d, test_x=d.test_x[rest], test_y=d.test_y[rest])
+        self.data = d
         self.parts = partition.make(
             d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=own.get(o, "partition"), alpha=o.alpha,
             classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=o.proxy, train_share=o.train_share, seed=o.seed,
-            given=brought.parts if brought else None,
+            corrupted=o.corrupted, proxy=proxy if given is None else 0, proxy_split=o.proxy_split,
+            train_share=o.train_share, seed=o.seed, given=given,
         )  # fmt: skip
+        if not from_test:
+            self.proxy = d.x[self.parts.proxy], d.y[self.parts.proxy]
         cls = own.aggregator_class(o)
         o.check_method(cls)
         self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
@@ -61,7 +77,7 @@ class Simulation:
         self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
-            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(self.supplied()))
+            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(self.supplied(), ()))
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
@@ -230,12 +246,15 @@ class Simulation:
     def supply(self, kind: str, present: list[int], updates: list[Update]) -> Any:
         if kind == "labels":
             return self.parts.counts[present]
+        if kind == "entropies":
+            return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
-        if not len(self.parts.proxy):
-            raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
-        rows = torch.from_numpy(self.parts.proxy)
-        return [(self.data.x[rows], self.data.y[rows])]
+        x, y = self.proxy
+        if not len(x):
+            raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100, or proxy_from=test")
+        parts = -(-len(x) // PROXY_BATCH)
+        return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 
     def observed(
         self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]

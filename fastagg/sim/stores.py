@@ -20,7 +20,7 @@ def facts_of(sim: Simulation) -> dict[str, Any]:
     parts = sim.parts
     return {
         "counts": parts.counts.tolist(), "test_sizes": [len(rows) for rows in parts.test],
-        "proxy": len(parts.proxy), "classes": sim.data.classes, "attackers": sim.attackers,
+        "proxy": len(sim.proxy[0]), "classes": sim.data.classes, "attackers": sim.attackers,
     }  # fmt: skip
 
 

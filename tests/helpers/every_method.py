@@ -6,12 +6,14 @@ import torch
 
 import fastagg
 from fastagg._engine.registry import registry
+from fastagg.methods.on_proxy import OnProxy
 from helpers.cohort import make
 
 SHAPES = {"conv.weight": (6, 3, 3, 3), "bn.weight": (6,), "bn.bias": (6,), "fc.weight": (4, 24), "fc.bias": (4,)}
 K = 7
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 METHODS = sorted(registry())
+TRAINERS = {name for name, cls in registry().items() if issubclass(cls, OnProxy)}  # which run the model on proxy data
 OPTIONS = {name: cls.example_round(K).options for name, cls in registry().items()}
 
 

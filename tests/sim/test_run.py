@@ -21,6 +21,7 @@ from fastagg.sim.report import read_metrics
 from fastagg.sim.run import simulate
 from fastagg.sim.simulation import Simulation
 from fastagg.sim.stores import check_same
+from helpers.every_method import TRAINERS
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ METHODS = [m.name for m in fastagg.list_methods()] + list(config.ALIASES)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_for_two_rounds(method, digits, tmp_path):
-    options = {"fedlaw": {"epochs": 3}, "cwfedavg": {"scope": "output"}}.get(method, {})
+    few = dict.fromkeys(TRAINERS, {"epochs": 3})
+    options = (few | {"cwfedavg": {"scope": "output"}}).get(method, {})
     summary = simulate(run_of(method=method, options=options), tmp_path, dataset=digits)
     assert summary["finished"]
     first, *rounds = curve(tmp_path)
