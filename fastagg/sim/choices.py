@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 ATTACKS = ("none", "noise", "flip", "scale")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
+DATASETS = (
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "usps", "svhn", "syn", "ag-news",
+    "sogou-news", "domain-digits",
+)  # fmt: skip
 # "standard": mean 0 and deviation 1 in each channel of the training set; "unit": from 0 to 1, as they are; "half": from
 # -1 to 1, (x - 0.5) / 0.5 (FedAWA's CIFAR)
 PIXELS = ("standard", "unit", "half")

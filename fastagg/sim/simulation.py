@@ -14,7 +14,7 @@ import torch
 
 import fastagg
 from fastagg._engine.distributed.peers import Peers
-from fastagg.sim import attack, data, models, partition, ranks
+from fastagg.sim import attack, data, domains, models, partition, ranks
 from fastagg.sim.config import Config
 from fastagg.sim.train import Job, Trainer, Update, outcomes
 
@@ -34,11 +34,14 @@ class Simulation:
         self.options, self.peers = options, peers
         o = options
         self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
-        self.parts = partition.make(
-            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
-            classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "kind": o.partition, "alpha": o.alpha, "classes_per_client": o.classes_per_client, "min_size": o.min_size,
+            "samples": o.samples, "long_tail": o.long_tail, "corrupted": o.corrupted, "proxy": o.proxy, "seed": o.seed,
+        }  # fmt: skip
+        if d.domains:
+            self.parts = domains.split(d, o.clients, **how)
+        else:
+            self.parts = partition.make(d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, **how)
         self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
         head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels)
