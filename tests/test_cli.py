@@ -66,7 +66,7 @@ def test_version():
 
 def test_choices_that_help_lists_are_those_there_are():
     assert choices.DATASETS == data.DATASETS
-    assert tuple(models.MODELS) == choices.MODELS
+    assert models.MODELS == choices.MODELS
 
 
 def test_methods(capsys):

@@ -23,7 +23,8 @@ from torch.utils.data import TensorDataset
 
 from fastagg._engine.checks import check_choice
 from fastagg.sim.choices import PIXELS
-from fastagg.sim.data import DataError, Dataset, scaled
+from fastagg.sim.data import Dataset, scaled
+from fastagg.sim.datasets import DataError
 
 X_COLUMNS = ("image", "img", "pixel_values", "input_ids", "x", "features", "data")  # first letters may be capitals
 Y_COLUMNS = ("label", "labels", "y", "target", "targets", "class")

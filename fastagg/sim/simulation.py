@@ -16,6 +16,7 @@ import fastagg
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, partition, ranks
 from fastagg.sim.config import Config, check_combination, options_of_the_model
+from fastagg.sim.divide import divided
 from fastagg.sim.objects import Own
 from fastagg.sim.outcomes import Outcomes, outcomes
 from fastagg.sim.train import Job, Trainer, Update
@@ -43,24 +44,8 @@ class Simulation:
     ) -> None:
         self.options, self.peers = options, peers
         o, own = options, own or Own()
-        brought = own.dataset(o) if dataset is None else None
-        d = brought.dataset if brought else dataset or data.load(o.data, o.data_dir, o.pixels)
-        given, proxy, from_test = brought.parts if brought else None, o.proxy, o.proxy_from == "test"
-        if from_test:
-            proxy, (kept, rest) = 0, partition.proxy_from_test(
-                d.test_y.numpy(), d.classes, o.proxy, o.proxy_split, o.seed
-            )  # fmt: skip
-            self.proxy = d.test_x[kept], d.test_y[kept]
-            d = replace(d, test_x=d.test_x[rest], test_y=d.test_y[rest])
-        self.data = d
-        self.parts = partition.make(
-            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=own.get(o, "partition"), alpha=o.alpha,
-            classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=proxy if given is None else 0, proxy_split=o.proxy_split,
-            train_share=o.train_share, seed=o.seed, given=given,
-        )  # fmt: skip
-        if not from_test:
-            self.proxy = d.x[self.parts.proxy], d.y[self.parts.proxy]
+        self.data, self.parts, self.proxy = divided(o, own, dataset)
+        d = self.data
         cls = own.aggregator_class(o)
         o.check_method(cls)
         self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
@@ -252,7 +237,9 @@ class Simulation:
             return [u.steps for u in updates]
         x, y = self.proxy
         if not len(x):
-            raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100, or proxy_from=test")
+            raise ValueError(
+                f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100, or proxy_from=test"
+            )
         parts = -(-len(x) // PROXY_BATCH)
         return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 

@@ -105,7 +105,10 @@ def test_compare_skips_what_it_has_and_shows_earlier_runs(tmp_path, capsys):
 
 
 def test_the_same_method_twice_is_one(tmp_path, capsys):
-    assert [job.options.label for job in plan("compare", {"methods": ["fedavg", "krum", "fedavg"]}).runs] == ["fedavg", "krum"]
+    assert [job.options.label for job in plan("compare", {"methods": ["fedavg", "krum", "fedavg"]}).runs] == [
+        "fedavg",
+        "krum",
+    ]
     assert main(["compare", "fedavg", "fedavg", *SMALL, "--jobs", "2", "--out", str(tmp_path / "a")]) == 0
     assert summaries(tmp_path / "a").keys() == {"fedavg/seed-0"}
     assert capsys.readouterr().out.count("| fedavg ") == 1

@@ -7,45 +7,128 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
-from fastagg.sim.models import MODELS, head_of, make, needed_head
+from fastagg.sim.models import IMAGES, MODELS, TEXT, head_of, make, needed_head
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 COUNTS = {  # parameters for ten classes, by shape
     "mlp": (55_210, 199_210, 656_810),
     "lenet": (14_538, 28_938, 34_538),  # 28,938: FedLAW's
     "cnn": (72_842, 93_322, 122_570),  # 122,570: FedLAW's and FedAWA's
+    "cnn4": (188_810, 582_026, 878_538),  # PFLlib's FedAvgCNN, which cwFedAvg's code has: 1024 and 1600 features to 512
+    "alexnet": (20_125_386, 20_125_386, 23_272_266),  # as lists of networks for CIFAR-10 have it
     "resnet8": (77_754, 77_754, 78_042),
     "resnet20": (272_186, 272_186, 272_474),  # 0.27 million, as He et al. say
     "resnet56": (855_482, 855_482, 855_770),  # 0.85 million
+    "resnet110": (1_730_426, 1_730_426, 1_730_714),  # 1.7 million
+    "wrn56-4": (13_627_082, 13_627_082, 13_628_234),
     "resnet18": (11_172_810, 11_172_810, 11_173_962),
+    "densenet121": (6_955_146, 6_955_146, 6_956_298),  # 6,956,298: the same; torchvision's: see below
     "vit": (136_010, 138_890, 141_898),
 }
+HEAVY = ("alexnet", "resnet56", "resnet110", "wrn56-4", "resnet18", "densenet121")
+NORMED = ("resnet", "wrn", "densenet")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_shapes_counts_and_head(name):
     for shape, count in zip(SHAPES, COUNTS[name], strict=True):
         model = make(name, shape, 10, seed=0)
         assert model.training
         assert sum(p.numel() for p in model.parameters()) == count
-        assert head_of(model) == "fc.weight"
+        assert head_of(model, 10) == "fc.weight"
         assert model.fc.weight.shape[0] == 10
         model.eval()
         with torch.no_grad():
             assert model(torch.rand(2, *shape)).shape == (2, 10)
         assert all(type(value) in (torch.Tensor, nn.Parameter) for value in model.state_dict().values())
-        assert bool(list(model.buffers())) == name.startswith("resnet")
+        assert bool(list(model.buffers())) == name.startswith(NORMED)
         assert not any(isinstance(module, nn.Dropout) for module in model.modules())
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])
+def convolutions(model):
+    return [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+
+
+def test_counts_of_the_papers():
+    """What is in torchvision's models.densenet121 (7,978,856), and the layers that the names count"""
+    ours = make("densenet121", (3, 32, 32), 1000, seed=0)
+    assert sum(p.numel() for p in ours.parameters()) == 7_978_856 - (64 * 3 * 49 + 2 * 64) + 64 * 3 * 9
+    for name, layers in (("resnet56", 56), ("resnet110", 110), ("wrn56-4", 56), ("densenet121", 121)):
+        found = convolutions(make(name, (3, 32, 32), 10, seed=0))
+        shortcuts = 2 if name != "densenet121" else 0  # which are not counted
+        assert len(found) - shortcuts + 1 == layers
+    narrow, wide = (convolutions(make(name, (3, 32, 32), 10, seed=0)) for name in ("resnet56", "wrn56-4"))
+    assert [c.out_channels for c in wide] == [4 * c.out_channels for c in narrow]
+
+
+def test_alexnets_layers():
+    """Krizhevsky et al.'s on one GPU, as in torchvision, with 3 x 3 convolutions and what 32 x 32 pixels leave"""
+    model = make("alexnet", (3, 32, 32), 10, seed=0)
+    assert [c.out_channels for c in convolutions(model)] == [64, 192, 384, 256, 256]
+    linear = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
+    assert linear == [(256 * 2 * 2, 4096), (4096, 4096), (4096, 10)]
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name not in HEAVY])
 def test_sizes_between(name):
     for shape in [(3, 8, 8), (1, 12, 16), (3, 16, 16), (1, 20, 20), (3, 24, 20)]:
         assert make(name, shape, 3, seed=0)(torch.rand(2, *shape)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "cnn", "resnet8"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_training_step_moves_every_parameter(name):
+    torch.manual_seed(0)
+    model = make(name, (3, 16, 16), 3, seed=0)
+    before = [p.detach().clone() for p in model.parameters()]
+    nn.functional.cross_entropy(model(torch.rand(4, 3, 16, 16)), torch.tensor([0, 1, 2, 0])).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in HEAVY and not name.startswith(NORMED)])
+def test_clients_can_train_together(name):
+    """Models without buffers under vmap, each client with weights and samples of its own"""
+    text = name in TEXT
+    shape, vocabulary = ((6,), 30) if text else ((1, 16, 16), 0)
+    models = [make(name, shape, 3, seed, vocabulary) for seed in (0, 1)]
+    x = torch.randint(0, 30, (2, 4, 6)) if text else torch.rand(2, 4, *shape)
+    y = torch.tensor([[0, 1, 2, 0], [1, 1, 2, 2]])
+
+    def loss(params, x, y):
+        return nn.functional.cross_entropy(functional_call(models[0], params, (x,)), y)
+
+    stacked = {key: torch.stack([dict(m.named_parameters())[key] for m in models]) for key in models[0].state_dict()}
+    together = vmap(grad(loss))(stacked, x, y)
+    for k, model in enumerate(models):
+        alone = torch.autograd.grad(loss(dict(model.named_parameters()), x[k], y[k]), list(model.parameters()))
+        for (key, _), expected in zip(model.named_parameters(), alone, strict=True):
+            torch.testing.assert_close(together[key][k], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_text():
+    model = make("embedding", (5,), 4, seed=0, vocabulary=50)
+    assert sum(p.numel() for p in model.parameters()) == 50 * 32 + 4 * 33
+    assert head_of(model, 4) == "fc.weight"
+    assert not list(model.buffers())
+    x = torch.tensor([[3, 7, 0, 0, 0], [7, 0, 0, 3, 0], [0, 0, 0, 0, 0]])
+    words = model.body.words.weight
+    expected = torch.stack([(words[3] + words[7]) / 2, (words[3] + words[7]) / 2, torch.zeros(32)])
+    torch.testing.assert_close(model(x), expected @ model.fc.weight.T + model.fc.bias)
+    model(x).sum().backward()
+    assert set(words.grad.abs().sum(1).nonzero().flatten().tolist()) == {3, 7}  # what fills up is never trained
+    for shape, vocabulary in (((5,), 0), ((3, 32, 32), 50), ((5,), 1)):
+        with pytest.raises(ValueError, match=r"expected text, .length,. with a vocabulary of at least 2"):
+            make("embedding", shape, 4, 0, vocabulary)
+    with pytest.raises(ValueError, match="'cnn' takes images, and the data are text; choose embedding"):
+        make("cnn", (5,), 4, 0, vocabulary=50)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "cnn", "cnn4", "resnet8"])
 @pytest.mark.parametrize("side", [9, 11, 15, 17, 18, 19])
 def test_odd_sides(name, side):
     assert make(name, (1, side, side), 4, seed=0)(torch.rand(2, 1, side, side)).shape == (2, 4)
