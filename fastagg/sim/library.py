@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from fastagg.sim.jobs import Job
 from fastagg.sim.objects import Own, separated
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
 
 Callback = Callable[[dict[str, Any], Config], object]
@@ -103,7 +103,7 @@ class Run:
     def weights(self) -> list[list[float] | None]:
         return [record.get("weights") for record in self.records]
 
-    def to_frame(self) -> pandas.DataFrame:
+    def to_frame(self) -> Any:
         """A row for each round, with what is one number; needs pandas"""
         return _frame([_numbers(record) for record in self.records])
 
@@ -160,7 +160,7 @@ class Runs(Sequence[Run]):
         """Each method against the baseline, seed by seed, with a confidence interval of the mean"""
         return report.differences(self.groups, self.baseline, score, confidence)
 
-    def to_frame(self, curves: bool = False) -> pandas.DataFrame:
+    def to_frame(self, curves: bool = False) -> Any:
         """table() as a DataFrame; with curves=True, a row for each run and round. Needs pandas"""
         if not curves:
             return _frame(self.table())
@@ -197,9 +197,9 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {f"seconds_{phase}": value for phase, value in record.get("seconds", {}).items()}
 
 
-def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+def _frame(rows: list[dict[str, Any]]) -> Any:
     try:
-        import pandas
+        pandas = import_module("pandas")
     except ImportError as error:
         raise ImportError("to_frame() needs pandas: pip install pandas; .records has the same as dicts") from error
     return pandas.DataFrame(rows)
@@ -213,8 +213,8 @@ def simulate(
 
     model       the name of a network, or a function that returns an nn.Module, of no arguments or of the shape of a
                 sample and the number of classes
-    data        the name of a data set; (x, y, test_x, test_y); a pair of map-style data sets; {"clients": [...], "test":
-                ...} with each client's own data; or a function that returns one of these
+    data        the name of a data set; (x, y, test_x, test_y); a pair of map-style data sets; each client's own data in
+                {"clients": [...], "test": ...}; or a function that returns one of these
     method      the name of an aggregation method, an aggregator, or its class; options={...} are its options
     local       what clients do: the name of an algorithm (sgd, fedprox, feddyn, scaffold, moon), an Algorithm, or a
                 function that trains client.model in place

@@ -126,9 +126,9 @@ def text_of_data(data: Brought) -> str:
     """Its shape, and a hash by which a run that is continued recognises it"""
     d, digest = data.dataset, hashlib.blake2b(digest_size=6)
     for tensor in (d.x, d.y, d.test_x, d.test_y):
-        digest.update(as_bytes(tensor))
+        digest.update(memoryview(as_bytes(tensor)))  # type: ignore[arg-type]  NumPy's arrays are buffers
     for rows in data.parts or ():
-        digest.update(np.ascontiguousarray(rows, dtype=np.int64))
+        digest.update(np.asarray(rows, dtype=np.int64).tobytes())
     return f"own:{d.name} {'x'.join(map(str, d.x.shape))} {digest.hexdigest()}"
 
 

@@ -54,8 +54,8 @@ def make(
 ) -> Partition:
     """Splits a training set with labels y, and a test set with labels test_y, over clients.
 
-    kind                one of KINDS, or a function of labels [N], clients and a NumPy generator that returns the indices
-                        of each client's samples
+    kind                one of KINDS, or a function of labels [N], clients and a NumPy generator that returns the
+                        indices of each client's samples
     alpha               concentration of the Dirichlet distribution: small for clients that differ, large for alike
     classes_per_client  of kind "pathological"; with too few clients for all classes, some are left out
     min_size            least samples of a client; who has fewer gets some from those with most of the same classes
@@ -69,8 +69,9 @@ def make(
     train_share         the part of its samples that a client trains on, the same in every round
     given               each client's samples, where they are not to be split: kind and what goes with it do not count
 
-    Without classes (classes=0, regression), all samples are of one class. A client's test share is as large a part of the test set as its data is of all clients' data, at least min_size, and
-    smaller where the test set has too few of a class to keep the proportions.
+    Without classes (classes=0, regression), all samples are of one class. A client's test share is as large a part of
+    the test set as its data is of all clients' data, at least min_size, and smaller where the test set has too few of a
+    class to keep the proportions.
     """
     if not classes:
         y, test_y, classes = np.zeros(len(np.asarray(y)), np.int64), np.zeros(len(np.asarray(test_y)), np.int64), 1

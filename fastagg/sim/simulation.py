@@ -238,7 +238,7 @@ class Simulation:
         x, y = self.proxy
         if not len(x):
             raise ValueError(
-                f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100, or proxy_from=test"
+                f"sim: {self.options.method} learns on samples of the server; give it some: proxy=100, proxy_from=test"
             )
         parts = -(-len(x) // PROXY_BATCH)
         return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
