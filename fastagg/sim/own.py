@@ -163,6 +163,14 @@ def check_dataset(data: Dataset) -> None:
                 f"data: x of the {what} has words from {int(x.min())} to {int(x.max())}; expected 0 to vocabulary - 1,"
                 f" which is {data.vocabulary - 1}"
             )
+        domain = data.domain if what == "training set" else data.test_domain
+        if data.domains and (domain is None or domain.shape != y.shape[:1] or domain.dtype != torch.int64):
+            raise DataError(f"data: there are domains, so each sample of the {what} needs its number, int64 [N]")
+        if domain is not None and not 0 <= int(domain.min()) <= int(domain.max()) < len(data.domains):
+            raise DataError(
+                f"data: the {what} has domains from {int(domain.min())} to {int(domain.max())}, and there are"
+                f" {len(data.domains)}"
+            )
     if data.x.shape[1:] != data.test_x.shape[1:] or data.x.dtype != data.test_x.dtype:
         raise DataError(
             f"data: samples of the training set are {form_of(data.x[0])}, of the test set {form_of(data.test_x[0])}"

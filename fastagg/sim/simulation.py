@@ -43,6 +43,8 @@ class Simulation:
         else:
             self.parts = partition.make(d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, **how)
         self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
+        if d.classes:
+            models.check_outputs(self.module, d.x, d.classes)
         head = models.needed_head(self.module, d.classes, o.method)
         labels = torch.from_numpy(self.parts.labels)
         self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
