@@ -10,9 +10,9 @@ The command `fastagg sim` is the same from a shell.
 
 library.py      simulate() and compare()
 config.py       every option of a run; objects.py: what a user brings of their own in the place of a name
-own.py          data of a user's own; data.py: data sets from files, never downloaded
-partition.py    who has which samples
-models.py       networks of the papers, and those of a user
+data.py         data sets from files, never downloaded, with a reader for each format in datasets/; own.py: a user's own
+partition.py    who has which samples; domains.py: where each client has samples of one domain; divide.py: all of it
+models.py       the networks of the papers, with their layers in networks/, and those of a user
 local.py        what clients do; train.py: how that is computed, one by one or all at once
 simulation.py   the rounds: choose, train, aggregate, evaluate
 run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from fastagg.sim.config import Config
     from fastagg.sim.data import Dataset
     from fastagg.sim.library import Run, Runs, compare, simulate
+    from fastagg.sim.local import Algorithm, Client
 
-__all__ = ["Config", "Dataset", "Run", "Runs", "compare", "simulate"]
-_PLACES = {"Config": "config", "Dataset": "data", "Run": "library", "Runs": "library", "compare": "library",
-           "simulate": "library"}  # fmt: skip
+__all__ = ["Algorithm", "Client", "Config", "Dataset", "Run", "Runs", "compare", "simulate"]
+_PLACES = {"Algorithm": "local", "Client": "local", "Config": "config", "Dataset": "data", "Run": "library",
+           "Runs": "library", "compare": "library", "simulate": "library"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:  # torch is imported when there is work to do, not to print help

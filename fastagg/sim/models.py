@@ -156,6 +156,26 @@ def call(factory: Factory, shape: tuple[int, ...], classes: int, vocabulary: int
     )
 
 
+@torch.no_grad()
+def check_outputs(model: nn.Module, x: Tensor, classes: int) -> None:
+    """That a model takes samples like these, and gives a number for each class. The model is not changed"""
+    training = [module.training for module in model.modules()]
+    try:
+        outputs = model.eval()(x[:2])
+    except Exception as error:  # whatever the user's code raises
+        what = f"samples of shape {tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
+        raise ValueError(f"model: {name_of(model)} cannot take {what}: {type(error).__name__}: {error}") from error
+    finally:
+        for module, mode in zip(model.modules(), training, strict=True):
+            module.training = mode
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if shape != (len(x[:2]), classes):
+        raise ValueError(
+            f"model: {name_of(model)} gives {shape} for {len(x[:2])} samples; expected {(len(x[:2]), classes)}, a"
+            " number for each class"
+        )
+
+
 def name_of(model: Any) -> str:
     return repr(model) if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__)
 

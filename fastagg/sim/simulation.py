@@ -52,6 +52,8 @@ class Simulation:
         self.head = models.head_of(self.module, d.classes)
         if o.wdr or options_of_the_model(cls, "head"):
             self.head = models.needed_head(self.module, d.classes, o.method)
+        if o.loss is None:
+            models.check_outputs(self.module, d.x, d.classes)
         labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
         local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
         self.metric = own.get(o, "metric")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fastagg.sim.models import IMAGES, MODELS, TEXT, head_of, make, needed_head
+from fastagg.sim.models import IMAGES, MODELS, TEXT, check_outputs, head_of, make, needed_head
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 COUNTS = {  # parameters for ten classes, by shape
@@ -236,6 +236,25 @@ def test_errors_of_a_factory_are_its_own():
     with pytest.raises(KeyError, match="mine"):
         make(fails, (5,), 3, 0)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_outputs():
+    x = torch.rand(3, 5)
+    for model in (Own((5,), 3).eval(), nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))):
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        training = model.training
+        check_outputs(model, x, 3)
+        assert model.training == training
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    check_outputs(Own((5,), 3), x[:1], 3)
+    with pytest.raises(
+        ValueError, match=r"Own gives \(2, 3\) for 2 samples; expected \(2, 4\), a number for each class"
+    ):
+        check_outputs(Own((5,), 3), x, 4)
+    with pytest.raises(ValueError, match=r"Own cannot take samples of shape \(5,\), float32: RuntimeError: mat1"):
+        check_outputs(Own((6,), 3), x, 3)
+    with pytest.raises(ValueError, match="LSTM gives tuple for 2 samples"):
+        check_outputs(nn.LSTM(5, 3), x, 3)
 
 
 def test_head_of_other_models():

@@ -224,6 +224,14 @@ BAD = {
     "client's lengths": ({"clients": [(X, Y), (X, Y[:3])], "test": (TEST_X, TEST_Y)}, "client 1: x has shape"),
     "a Dataset": (Dataset("own", *tensors(X, Y, TEST_X, TEST_Y), 2), "classes from 0 to 2; expected 0 to 1"),
     "a Dataset's words": (Dataset("own", *tensors(WORDS, Y, TEST_WORDS, TEST_Y), 3), "expected 0 to vocabulary - 1"),
+    "no number of domains": (
+        Dataset("own", *tensors(X, Y, TEST_X, TEST_Y), 3, domains=("a", "b"), domain=torch.from_numpy(Y % 2)),
+        "each sample of the test set needs its number",
+    ),
+    "a domain too many": (
+        Dataset("own", *tensors(X, Y, TEST_X, TEST_Y), 3, 0, ("a", "b"), *tensors(Y, TEST_Y)),
+        "domains from 0 to 2, and there are 2",
+    ),
     "a Dataset's bytes": (Dataset("own", *tensors(BYTES, Y, TEST_BYTES, TEST_Y), 3), "a Dataset holds float32"),
 }
 
