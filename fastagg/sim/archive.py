@@ -53,6 +53,7 @@ def pack(folder: Path, target: Path, keep: Sequence[str] = ()) -> int:
     text = "".join(lines).encode()
     if len(text) > LIMIT:
         raise ValueError(f"{folder}: its runs have {len(text):,} bytes, more than {LIMIT:,}; pack fewer of them")
+    target.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(target, _compressed(text, target))
     return len(lines)
 

@@ -126,7 +126,7 @@ def test_longer_runs_are_shown_as_far_as_asked(tmp_path, capsys):
     curve = [m["accuracy"] for m in read_metrics(tmp_path / "a" / folder / "metrics.jsonl")]
     assert f" {100 * sum(curve[2:7]) / 5:.2f} |" in said.split("report:")[1].replace("*", "")
     assert main(["compare", "fedawa", str(tmp_path / "a"), *SMALL, "--out", str(tmp_path / "b")]) == 0
-    assert "mean of the last 2 rounds" in capsys.readouterr().out  # of both
+    assert "the mean of the last 2 rounds" in capsys.readouterr().out  # of both
 
 
 @pytest.fixture(scope="module")

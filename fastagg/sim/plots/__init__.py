@@ -130,8 +130,8 @@ def figures(groups: Groups, metric: Metric) -> Iterator[Drawn]:
     ))  # fmt: skip
     yield from _of_clients(groups, heads, "heads", "does the output layer show a client's classes?", (
         "Each row is a client. First its labels, then the distribution that the norms of its output layer's rows show "
-        "after training in a round, in the same colours (cwFedAvg, Eq. 4; blank where it was absent). Right: one "
-        "against the other, a dot for each client and label, with their correlation r; on the line they are equal."
+        "after training in a round (cwFedAvg, Eq. 4; blank where it was absent), in colours of their own scale. Right: "
+        "one against the other, a dot for each client and label, with their correlation r; on the line they are equal."
     ))  # fmt: skip
     yield from _of_clients(groups, cosines, "cosine", "do updates mirror the data?", (
         "Each cell is the cosine of the angle between two clients, ordered so that those with similar labels are "

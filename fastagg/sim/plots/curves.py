@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import NullFormatter
 
 from fastagg.sim.plots.style import INK, WIDTH, look, styled, whole_numbers
 from fastagg.sim.report import AVERAGED, Groups, Metric, Run, averaged
@@ -108,11 +109,20 @@ def draw_panels(groups: Groups, panels: list[Panel]) -> Figure | None:
             axes.axhline(panel.reference, color=INK, lw=0.8, alpha=0.6, zorder=1)
         shown = np.concatenate([line.get_ydata() for line in drawn.values()])
         log = panel.may_be_log and shown.min() > 0 and shown.max() > 30 * shown.min()
-        axes.set(ylabel=panel.ylabel + (", log scale" if log else ""), yscale="log" if log else "linear")
-        lines = drawn | lines
+        axes.set(ylabel=panel.ylabel + (", log scale" if log else ""))
+        if log:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")  # its own is written in TeX
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        fuller = {k: line for k, line in drawn.items() if k not in lines or _length(line) > _length(lines[k])}
+        lines |= fuller  # the first model may be tested where no other is
     order = sorted(lines, key=lambda label: -lines[label].get_ydata()[-1])  # from the top as the lines end
     legend(figure, {label: lines[label] for label in order}, below=len(panels) > 1)
     return figure
+
+
+def _length(line: Any) -> int:
+    return len(line.get_ydata())
 
 
 def legend(figure: Figure, lines: dict[str, Any], below: bool) -> None:

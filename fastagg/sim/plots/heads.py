@@ -15,6 +15,7 @@ from fastagg.sim.plots.style import (
     WIDTH,
     bare,
     client_ticks,
+    colour_bar,
     label_counts,
     shares_of,
     styled,
@@ -49,21 +50,21 @@ def heads(run: Run) -> Figure | None:
     grid = figure.add_gridspec(1, len(shown) + 2, width_ratios=[1] * (len(shown) + 1) + [1.75])
     first = figure.add_subplot(grid[0])
     panels = [first] + [figure.add_subplot(grid[i + 1], sharey=first) for i in range(len(shown))]
-    top = max(100 * true.max(), *(100 * np.nanmax(s) for s in shown.values()))
+    top = 100 * max(np.nanmax(s) for s in shown.values())
     titles = ["true labels", *(f"round {r}" for r in shown)]
-    image = None
+    images = []
     for axes, values, title in zip(panels, [true, *shown.values()], titles, strict=True):
-        image = axes.imshow(100 * values[order], aspect="auto", cmap=SHARES, vmin=0, vmax=top, interpolation="none")
+        high = 100 * true.max() if axes is first else top
+        image = axes.imshow(100 * values[order], aspect="auto", cmap=SHARES, vmin=0, vmax=high, interpolation="none")
+        images.append(image)
         axes.set(title=title, xlabel="label")
         axes.xaxis.set_major_locator(whole_numbers(4))
         axes.tick_params(labelleft=axes is first, left=axes is first)
         bare(axes)
     first.set_ylabel("client")
     client_ticks(first, order, most=30)
-    assert image is not None  # there is the panel of true labels
-    bar = figure.colorbar(image, ax=panels, pad=0.02, aspect=30)
-    bar.outline.set_visible(False)
-    bar.set_label("share (%)")
+    colour_bar(figure, images[0], first)
+    colour_bar(figure, images[-1], panels[1:], label="share (%)")
     against = figure.add_subplot(grid[-1])
     for (colour, mark), (r, values) in zip(MARKS, shown.items(), strict=False):
         there = np.isfinite(values)
@@ -72,6 +73,6 @@ def heads(run: Run) -> Figure | None:
         against.plot(100 * x, 100 * y, mark, ms=4, mew=0, alpha=0.55, color=colour, label=name, rasterized=True)
     ends = [0, 100 * true.max()]
     against.plot(ends, ends, color=INK, lw=0.8, alpha=0.6, zorder=1)
-    against.set(xlabel="true share (%)", ylabel="share by norms (%)")
-    figure.legend(*against.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9)
+    against.set(xlabel="true share (%)", ylabel="share by norms (%)", ylim=(0, 1.08 * top))
+    figure.legend(*against.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9, markerscale=1.6)
     return figure

@@ -19,7 +19,7 @@ def step(groups: Groups) -> Figure | None:
     """Length of the global step, and relative to FedAvg's step with the same clients' models"""
     panels = [
         Panel(lambda m, run: m.get("step"), "length of the global step", may_be_log=True),
-        Panel(_matched, "step / FedAvg's step", reference=1),
+        Panel(_matched, "step / FedAvg's step", reference=1, may_be_log=True),
     ]
     return draw_panels(groups, panels)
 

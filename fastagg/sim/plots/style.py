@@ -102,7 +102,7 @@ def client_ticks(axes: Axes, ids: np.ndarray, most: int = 40) -> None:
     axes.set_yticks(range(0, len(ids), step), [str(i) for i in ids[::step]], fontsize=7.5)
 
 
-def colour_bar(figure: Figure, image: Any, axes: Axes, **more: Any) -> None:
+def colour_bar(figure: Figure, image: Any, axes: Axes | list[Axes], **more: Any) -> None:
     figure.colorbar(image, ax=axes, pad=0.02, aspect=30, **more).outline.set_visible(False)
 
 
