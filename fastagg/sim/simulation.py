@@ -258,12 +258,17 @@ class Simulation:
         weights = getattr(result, "weights", None)
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
         weights = None if weights is None else weights[here]
-        seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
+        gamma = getattr(result, "gamma", None)
+        seen = fastagg.diagnostics(
+            gram, None if weights is None or not weights.sum() > 0 else weights,
+            gamma=1.0 if gamma is None else float(gamma),
+        )  # fmt: skip
         assert seen.coherence is not None  # the Gram is formed
         assert seen.cosine is not None
         record = {
             "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
-            "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),
+            "coherence": float(seen.coherence), "gamma": gamma,
+            "shrink_ratio": finite(seen.shrink_ratio),
             **self.step_lengths(gram, before, present),
         }  # fmt: skip
         if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
@@ -372,6 +377,10 @@ class Clock:
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
+
+
+def finite(value: torch.Tensor | None) -> float | None:
+    return float(value) if value is not None and bool(torch.isfinite(value)) else None
 
 
 def rounded(values: torch.Tensor, digits: int = 6) -> list:

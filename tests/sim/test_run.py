@@ -252,7 +252,7 @@ def test_bad_options(options, message):
 
 def test_methods_that_learn_on_proxy_data_need_some(digits):
     sim = Simulation(run_of(method="fedlaw", proxy=0), digits)
-    with pytest.raises(ValueError, match="give it some by proxy=100"):
+    with pytest.raises(ValueError, match="give it some: proxy=100"):
         sim.next_round()
 
 
