@@ -65,5 +65,5 @@ def test_what_it_needs():
         fastagg.fedawa(global_sd, clients, start="feddisco")
     with pytest.raises(ValueError, match="fedawa: variant='cos' has no weights to start from"):
         fastagg.aggregator("fedawa", variant="cos", start="feddisco")
-    with pytest.raises(fastagg.InputError, match="variant='cos' .* takes no label_dist"):
+    with pytest.raises(fastagg.InputError, match=r"variant='cos' .* takes no label_dist"):
         fastagg.fedawa(global_sd, clients, variant="cos", label_dist=LABELS)

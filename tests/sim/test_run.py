@@ -47,7 +47,7 @@ METHODS = [m.name for m in fastagg.list_methods()] + list(config.ALIASES)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_for_two_rounds(method, digits, tmp_path):
-    few = dict.fromkeys(TRAINERS, {"epochs": 3})
+    few = {name: {"epochs": 3} for name in TRAINERS}
     options = (few | {"cwfedavg": {"scope": "output"}}).get(method, {})
     summary = simulate(run_of(method=method, options=options), tmp_path, dataset=digits)
     assert summary["finished"]

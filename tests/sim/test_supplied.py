@@ -40,9 +40,12 @@ def test_inputs_that_the_options_ask_for(method, options, given, digits, monkeyp
     sim = started(digits, method=method, options=options)
     found = []
     real = type(sim.server).aggregate
-    monkeypatch.setattr(
-        type(sim.server), "aggregate", lambda *args, **more: found.append(more.keys() - {"client_ids"}) or real(*args, **more)
-    )  # fmt: skip
+
+    def aggregate(*args, client_ids, **inputs):
+        found.append(inputs.keys())
+        return real(*args, client_ids=client_ids, **inputs)
+
+    monkeypatch.setattr(type(sim.server), "aggregate", aggregate)
     sim.next_round()
     assert found == [given]
 
