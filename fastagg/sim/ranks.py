@@ -45,9 +45,11 @@ def joined() -> Iterator[Peers | None]:
 
 def check(options: Config, server: Aggregator, inputs: Mapping[str, Any]) -> None:
     """inputs: those that the simulator will give the method"""
+    tried = any(spec.pairwise and spec.name in inputs for spec in server.round_inputs)
     alone = (
-        "it corrects the model from all updates" if options.algorithm == "feddyn" else server.why_not_over_group(inputs)
-    )
+        "it corrects the model from all updates" if options.algorithm == "feddyn"
+        else "it tries out all models on the data of each client" if tried else server.why_not_over_group(inputs)
+    )  # fmt: skip
     if alone:
         what = "feddyn" if options.algorithm == "feddyn" else options.method
         raise ValueError(f"sim: {what} needs all clients in one process ({alone}); run it without torchrun")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,14 +20,12 @@ from fastagg.sim.train import Job, Trainer, Update, outcomes
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS = range(7)
 PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
+# Of round inputs that a simulation can supply; see fastagg.extend.RoundInput
 KINDS = (
-    "labels",
-    "entropies",
-    "steps",
-    "proxy",
-)  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+    "labels", "entropies", "steps", "proxy", "cross_losses", "start_losses", "start_distances", "choices",
+)  # fmt: skip
 
 
 class Simulation:
@@ -69,9 +67,14 @@ class Simulation:
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
         self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
+        if self.server.produces == "clusters":  # as many as the method begins with, different from each other
+            seeds = [int(self.draw(MODELS, i).integers(2**31)) for i in range(1, self.server.first_models)]
+            others = [models.make(o.model, tuple(d.x.shape[1:]), d.classes, seed).state_dict() for seed in seeds]
+            self.models += [{key: value.detach().clone() for key, value in other.items()} for other in others]
         self.model_of = [0] * o.clients  # which of the models each client has
         self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients that keep something: FedDyn's corrections
         self.server_memory: dict[str, torch.Tensor] | None = None
+        self.choose_models(range(o.clients))
 
     @property
     def personal(self) -> bool:
@@ -84,6 +87,7 @@ class Simulation:
         invited = self.chosen(r)
         present = [k for k in invited if self.draw(DROPOUT, r, k).random() >= o.dropout] or invited[:1]
         lr = o.lr * o.lr_decay ** (r - 1)
+        self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
@@ -201,8 +205,9 @@ class Simulation:
         return self.server.aggregate(before, [u.model for u in updates], sizes, client_ids=ids, **info)
 
     def supplied(self) -> list[str]:
-        """The inputs of a round that the method requires, all of which the simulator has to supply"""
-        needed = [spec for spec in self.server.round_inputs if spec.required]
+        """The inputs of a round that the method requires, all of which the simulator has to supply; and distances from
+        where clients started, which a method can only guess"""
+        needed = [spec for spec in self.server.round_inputs if spec.required or spec.kind == "start_distances"]
         for spec in needed:
             if spec.kind not in KINDS:
                 raise ValueError(
@@ -224,11 +229,36 @@ class Simulation:
             return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
+        if kind == "choices":
+            return [self.model_of[k] for k in present]
+        starts = [self.models[self.model_of[k]] for k in present]
+        if kind == "cross_losses":
+            return np.stack([self.losses(u.model, present) for u in updates], axis=1)
+        if kind == "start_losses":
+            return [self.losses(start, [k])[0] for k, start in zip(present, starts, strict=True)]
+        if kind == "start_distances":
+            states = [u.model for u in updates]
+            return np.stack([fastagg.gram(start, states, params=self.module).norms().numpy() for start in starts])
         x, y = self.proxy
         if not len(x):
             raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
         parts = -(-len(x) // PROXY_BATCH)
         return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
+
+    def losses(self, state: dict[str, torch.Tensor], clients: Sequence[int]) -> np.ndarray:
+        """The mean loss of a model on each client's training data, [clients]; the largest number where it is none"""
+        rows = np.concatenate([self.parts.train[k] for k in clients])
+        _, found = outcomes(self.module, state, self.data.x[rows], torch.from_numpy(self.parts.labels[rows]))
+        ends = np.cumsum(self.sizes(list(clients)))[:-1]
+        means = np.array([part.mean(dtype=np.float64) for part in np.split(found, ends)])
+        return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
+
+    def choose_models(self, clients: Sequence[int]) -> None:
+        """Each of these takes the model with the least loss on its data, if it is for clients to choose (IFCA)"""
+        if any(spec.kind == "choices" for spec in self.server.round_inputs):
+            best = np.argmin([self.losses(model, clients) for model in self.models], axis=0)
+            for k, number in zip(clients, best.tolist(), strict=True):
+                self.model_of[k] = number
 
     def corrected(
         self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
