@@ -9,6 +9,7 @@ import torch
 import fastagg
 from fastagg.methods.fedfomo import first_order
 from helpers.cohort import assert_same_bits, assert_unchanged, flat, make, snapshot
+from helpers.forming import never_formed
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (6,), "bn.running_var": (6,), "c.weight": (3, 6)}
 
@@ -61,6 +62,15 @@ def test_the_equation_from_models_of_their_own():
     torch.testing.assert_close(result.mixing, expected, rtol=1e-12, atol=0)
     assert result.gram is None
     assert not torch.allclose(expected, naive([g] * 5, clients, losses, start_losses), rtol=1e-3)
+
+
+def test_a_gram_that_is_not_formed():
+    """Lengths are all it needs of one"""
+    g, clients, losses, start_losses = a_round()
+    with never_formed():
+        result = fastagg.fedfomo(g, clients, losses=losses, start_losses=start_losses)
+    assert not result.gram.formed
+    torch.testing.assert_close(result.mixing, naive([g] * 5, clients, losses, start_losses), rtol=1e-12, atol=0)
 
 
 def test_who_gains_nothing_keeps_its_own_model():
