@@ -38,6 +38,7 @@ from fastagg.methods.fedawa import fedawa_objective as fedawa_objective
 from fastagg.methods.fedbe import FedBE as FedBE
 from fastagg.methods.feddf import FedDF as FedDF
 from fastagg.methods.feddisco import FedDisco as FedDisco
+from fastagg.methods.fedfomo import FedFomo as FedFomo
 from fastagg.methods.fedlaw import FedLAW as FedLAW
 from fastagg.methods.fednova import FedNova as FedNova
 from fastagg.methods.fedopt import FedAdagrad as FedAdagrad
@@ -45,6 +46,7 @@ from fastagg.methods.fedopt import FedAdam as FedAdam
 from fastagg.methods.fedopt import FedAvgM as FedAvgM
 from fastagg.methods.fedopt import FedYogi as FedYogi
 from fastagg.methods.geometric_median import GeometricMedian as GeometricMedian
+from fastagg.methods.ifca import IFCA as IFCA
 from fastagg.methods.krum import Krum as Krum
 from fastagg.methods.krum import MultiKrum as MultiKrum
 from fastagg.methods.ldawa import LDAWA as LDAWA
@@ -882,6 +884,64 @@ def feddisco(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def fedfomo(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    losses: PerClient,
+    start_losses: PerClient,
+    distances: PerClient = ...,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: Sequence[StateDict] | None = ...,
+) -> Results:
+    """One model per client: the models that do better on its data than the one it started from, by how much better.
+
+    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n
+    start_losses   per round, required: [K], the loss on its data of the model that each client started from
+    distances      per round: [K, K], how far client n's model is from the one that client i started from; default: from
+                   the global model, which is right where all clients started from it
+
+    A client for which no model does better keeps the one it has trained. Sizes are checked but not used.
+
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1).
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
+    """
+
 def fedlaw(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1134,6 +1194,65 @@ def geometric_median(
                     part of the result
 
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def ifca(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    models: int = 2,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    choices: PerClient,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: Sequence[StateDict] | None = ...,
+) -> Results:
+    """The mean of the clients that chose the same of several models, for each of these models.
+
+    models     how many models there are
+    weighted   True: means are weighted by data shares; False: plain means
+    choices    per round, required: the number of the model that each client chose and trained, [K], from 0 to
+               models - 1
+
+    Returns Results: one model for each choice that was made in this round. .clusters lists the client ids of each,
+    .numbers which of the models each is, .mixing [M, K] the weights. The aggregator remembers the last choice of each
+    client id; its .clusters lists all clients. The models themselves are kept by the caller, who makes the first ones,
+    different from each other. The global model may be None.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.
     """
 
 def krum(
@@ -1769,6 +1888,16 @@ def aggregator(
 ) -> FedDisco: ...
 @overload
 def aggregator(
+    name: Literal["fedfomo"],
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FedFomo: ...
+@overload
+def aggregator(
     name: Literal["fedlaw"],
     *,
     model: torch.nn.Module | None = None,
@@ -1827,6 +1956,18 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> GeometricMedian: ...
+@overload
+def aggregator(
+    name: Literal["ifca"],
+    *,
+    models: int = 2,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> IFCA: ...
 @overload
 def aggregator(
     name: Literal["krum"],

@@ -24,7 +24,7 @@ from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import example_batches
 from fastagg._engine.registry import registry
 from helpers.cohort import clone
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, models
+from helpers.every_method import METHODS, OPTIONS, TRAINERS, models, of_some
 from helpers.every_method import cohort as net_round
 from helpers.odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
 from helpers.profiles import cases, check_number_of_cases
@@ -273,9 +273,7 @@ class Given:
             torch.set_num_threads(1)
         cls, clients = registry()[self.name], self.round.clients if clients is None else clients
         specs = {spec.name: spec for spec in cls.round_inputs}
-        inputs = {
-            k: np.take(v, order, specs[k].client_axis) if specs[k].per_client else v for k, v in self.inputs.items()
-        }
+        inputs = {k: of_some(specs[k], v, order) for k, v in self.inputs.items()}
         sizes = None if self.sizes is None else [self.sizes[k] for k in order]
         try:
             return server.aggregate(
@@ -307,6 +305,9 @@ def tasks(draw, name, least=5):
     for spec in registry()[name].round_inputs:
         if spec.kind == "proxy":
             inputs[spec.name] = example_batches()
+        elif spec.pairwise:
+            if spec.required or draw(st.booleans()):
+                inputs[spec.name] = rng.random((r.K, r.K))
         elif spec.entry_dims == 1:
             if options.get("variant") != "cos":  # FedAWA's, which takes no labels
                 inputs[spec.name] = rng.random((r.K, 4)) + 0.1

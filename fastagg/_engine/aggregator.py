@@ -305,8 +305,9 @@ class PersonalisedAggregator(Aggregator[Results]):
 class ClusterAggregator(Aggregator[Results]):
     """A method that produces one model per cluster; weigh() returns [M, K], with about={"clusters": ids}.
 
-    clusters   the client ids of every cluster, including clients that are absent from this round, for programs that
-               send each client the model of its cluster
+    clusters       the client ids of every cluster, including clients that are absent from this round, for programs that
+                   send each client the model of its cluster
+    first_models   how many models there are before the first round, of which clients choose if there are several
     """
 
     produces = "clusters"
@@ -314,3 +315,7 @@ class ClusterAggregator(Aggregator[Results]):
     @property
     def clusters(self) -> list[list[Any]]:
         raise NotImplementedError
+
+    @property
+    def first_models(self) -> int:
+        return 1

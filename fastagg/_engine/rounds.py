@@ -129,4 +129,4 @@ def _some(spec: RoundInput, value: Any, order: Sequence[int], K: int) -> Any:
     """An input for some of the K clients, in this order"""
     if not spec.per_client or order == list(range(K)):
         return value
-    return np.take(value, order, spec.client_axis)
+    return value[np.ix_(order, order)] if spec.pairwise else np.take(value, order, spec.client_axis)

@@ -60,8 +60,8 @@ class FedBE(Trained, CountsRounds):
     swa: bool = True
     seed: Annotated[int, Range(0, 2**62)] = 0
 
-    def combine(self, cohort: Cohort, *, proxy: Any) -> Result:
-        result = super().combine(cohort, proxy=proxy)
+    def combine(self, cohort: Cohort, **inputs: Any) -> Result:
+        result = super().combine(cohort, **inputs)
         cohort.state = cohort.state + 1
         return result
 

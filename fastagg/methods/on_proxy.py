@@ -142,7 +142,8 @@ class Trained(OnProxy):
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         return ("mix",)  # and what the clients' models are tried out for
 
-    def combine(self, cohort: Cohort, *, proxy: Any) -> Result:
+    def combine(self, cohort: Cohort, **inputs: Any) -> Result:
+        proxy = inputs["proxy"]
         model = self.check_round(cohort, proxy)
         names = self.parameter_names(cohort.table)
         weights = Weights(cohort.shares)

@@ -52,6 +52,8 @@ def check(options: Config, algorithm: Algorithm, server: Aggregator, inputs: Map
     elif algorithm.remembers or options.keep_momentum:
         what = algorithm.name if algorithm.remembers else "keep_momentum"
         alone = "clients remember something from round to round"
+    elif any(spec.pairwise and spec.name in inputs for spec in server.round_inputs):
+        what, alone = options.method, "it tries out all models on the data of each client"
     elif alone := server.why_not_over_group(inputs):
         what = options.method
     if alone:

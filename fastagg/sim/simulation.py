@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,14 +23,12 @@ from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS = range(7)
 PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
+# Of round inputs that a simulation can supply; see fastagg.extend.RoundInput
 KINDS = (
-    "labels",
-    "entropies",
-    "steps",
-    "proxy",
-)  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+    "labels", "entropies", "steps", "proxy", "cross_losses", "start_losses", "start_distances", "choices",
+)  # fmt: skip
 
 
 class Simulation:
@@ -54,10 +52,10 @@ class Simulation:
             self.head = models.needed_head(self.module, d.classes, o.method)
         if o.loss is None:
             models.check_outputs(self.module, d.x, d.classes)
-        labels = torch.from_numpy(self.parts.labels) if d.classes else d.y
+        self.labels = torch.from_numpy(self.parts.labels) if d.classes else d.y  # as the clients see them
         local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
         self.metric = own.get(o, "metric")
-        self.trainer = Trainer(self.module, d.x, labels, local, head=self.head, batched=o.batched)
+        self.trainer = Trainer(self.module, d.x, self.labels, local, head=self.head, batched=o.batched)
         check_combination(self.trainer.algorithm, o.method, cls.produces)
         by_role = {"module": self.module, "head": self.head, "progress": False}
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
@@ -68,12 +66,20 @@ class Simulation:
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
-        self.models = [{key: v.detach().clone().to(o.device) for key, v in self.module.state_dict().items()}]
+        self.models = [self.first_state(self.module)]
+        if self.server.produces == "clusters":  # as many as the method begins with, different from each other
+            seeds = [int(self.draw(MODELS, i).integers(2**31)) for i in range(1, self.server.first_models)]
+            forms = own.get(o, "model"), tuple(d.x.shape[1:]), d.classes
+            self.models += [self.first_state(models.make(*forms, seed, d.vocabulary)) for seed in seeds]
         self.model_of = [0] * o.clients  # which of the models each client has
         self.parameters = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients, by what the algorithm has them remember
         self.momentum: dict[int, dict[str, torch.Tensor]] = {}  # of clients, with keep_momentum
         self.shared = self.trainer.algorithm.shared(self.models[0], self.parameters)  # what all clients are told
+        self.choose_models(range(o.clients))
+
+    def first_state(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {key: value.detach().clone().to(self.options.device) for key, value in module.state_dict().items()}
 
     @property
     def personal(self) -> bool:
@@ -86,6 +92,7 @@ class Simulation:
         invited = self.chosen(r)
         present = [k for k in invited if self.draw(DROPOUT, r, k).random() >= o.dropout] or invited[:1]
         lr = o.lr * o.lr_decay ** (r - 1)
+        self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
@@ -214,8 +221,9 @@ class Simulation:
         return self.server.aggregate(before, [u.model for u in updates], sizes, client_ids=ids, **info)
 
     def supplied(self) -> list[str]:
-        """The inputs of a round that the method requires, all of which the simulator has to supply"""
-        needed = [spec for spec in self.server.round_inputs if spec.required]
+        """The inputs of a round that the method requires, all of which the simulator has to supply; and distances from
+        where clients started, which a method can only guess"""
+        needed = [spec for spec in self.server.round_inputs if spec.required or spec.kind == "start_distances"]
         for spec in needed:
             if spec.kind not in KINDS:
                 raise ValueError(
@@ -237,6 +245,16 @@ class Simulation:
             return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
+        if kind == "choices":
+            return [self.model_of[k] for k in present]
+        starts = [self.models[self.model_of[k]] for k in present]
+        if kind == "cross_losses":
+            return np.stack([self.losses(u.model, present) for u in updates], axis=1)
+        if kind == "start_losses":
+            return [self.losses(start, [k])[0] for k, start in zip(present, starts, strict=True)]
+        if kind == "start_distances":
+            states = [u.model for u in updates]
+            return np.stack([fastagg.gram(start, states, params=self.module).norms().numpy() for start in starts])
         x, y = self.proxy
         if not len(x):
             raise ValueError(
@@ -244,6 +262,21 @@ class Simulation:
             )
         parts = -(-len(x) // PROXY_BATCH)
         return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
+
+    def losses(self, state: dict[str, torch.Tensor], clients: Sequence[int]) -> np.ndarray:
+        """The mean loss of a model on each client's training data, [clients]; the largest number where it is none"""
+        rows = np.concatenate([self.parts.train[k] for k in clients])
+        seen = self.outcomes(state, self.data.x[rows], self.labels[rows])
+        ends = np.cumsum([0, *self.sizes(list(clients))])
+        means = np.array([seen.of(np.arange(a, b))[1] for a, b in zip(ends[:-1], ends[1:], strict=True)])
+        return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
+
+    def choose_models(self, clients: Sequence[int]) -> None:
+        """Each of these takes the model with the least loss on its data, if it is for clients to choose (IFCA)"""
+        if any(spec.kind == "choices" for spec in self.server.round_inputs):
+            best = np.argmin([self.losses(model, clients) for model in self.models], axis=0)
+            for k, number in zip(clients, best.tolist(), strict=True):
+                self.model_of[k] = number
 
     def observed(
         self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]
@@ -295,23 +328,19 @@ class Simulation:
 
     def evaluated(self) -> dict[str, Any]:
         """On the whole test set where there is one model, and on every client's share of it with the client's model"""
-        shares = self.parts.test
+        x, y, shares = self.data.test_x, self.data.test_y, self.parts.test
         if len(self.models) == 1:
-            seen = self.outcomes(self.models[0])
+            seen = self.outcomes(self.models[0], x, y)
             accuracy, loss = seen.of()
             own = [seen.of(rows)[0] for rows in shares if len(rows)]
             return {"accuracy": accuracy, "personal_accuracy": mean(own), "loss": loss}
         own = []
         for k, rows in enumerate(shares):
             if len(rows):
-                own.append(self.outcomes(self.models[self.model_of[k]], rows).of()[0])
+                own.append(self.outcomes(self.models[self.model_of[k]], x[rows], y[rows]).of()[0])
         return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
 
-    def outcomes(self, model: dict[str, torch.Tensor], rows: np.ndarray | None = None) -> Outcomes:
-        """Of a model on the test set, or some of it"""
-        x, y = self.data.test_x, self.data.test_y
-        if rows is not None:
-            x, y = (t[torch.from_numpy(rows)] for t in (x, y))
+    def outcomes(self, model: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Outcomes:
         return outcomes(
             self.module, model, x, y, loss=self.trainer.loss, metric=self.metric, precision=self.options.precision
         )

@@ -15,7 +15,7 @@ import torch
 import fastagg
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
-from helpers.every_method import IDS, METHODS, OPTIONS, TRAINERS, K, cohort, models, round_inputs, run
+from helpers.every_method import IDS, METHODS, OPTIONS, TRAINERS, K, cohort, models, round_inputs, run, some_of
 from helpers.states import same
 
 BAD = 2
@@ -52,7 +52,7 @@ def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
         g, clients = cohort(seed=seed)
         clients[BAD][key].view(-1)[0] = -math.inf if key == "fc.bias" else math.nan
         info = round_inputs(name)
-        rest = {what: value if what == "proxy" else torch.as_tensor(value)[keep] for what, value in info.items()}
+        rest = some_of(name, info, keep)
         with caplog.at_level(logging.WARNING, "fastagg"):
             result = run(name, g, clients, sizes, ids=IDS, server=dropping, inputs=info)
         assert f"{name}: client {BAD} (id 'a'): " in caplog.text

@@ -15,7 +15,19 @@ import torch
 import fastagg
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, snapshot
-from helpers.every_method import METHODS, NEEDS_MANY, OPTIONS, ROBUST, TRAINERS, K, cohort, models, round_inputs, run
+from helpers.every_method import (
+    METHODS,
+    NEEDS_MANY,
+    OPTIONS,
+    ROBUST,
+    TRAINERS,
+    K,
+    cohort,
+    models,
+    round_inputs,
+    run,
+    some_of,
+)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -49,8 +61,7 @@ def test_clients_in_another_order_give_the_same_bits(name):
     g, clients = cohort()
     sizes = torch.arange(1.0, K + 1)
     order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    info = round_inputs(name)
-    moved = {k: torch.as_tensor(v)[order] if k != "proxy" else v for k, v in info.items()}
+    moved = some_of(name, round_inputs(name), order.tolist())
     there = run(name, g, clients, sizes, ids=list("abcdefg"))
     back = run(name, g, [clients[k] for k in order], sizes[order], ids=["abcdefg"[k] for k in order], inputs=moved)
     gives = registry()[name].produces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 import fastagg
@@ -21,10 +22,24 @@ def round_inputs(name, clients=K):
     return registry()[name].example_round(clients).inputs
 
 
+def from_the_server(name):
+    """Those inputs of a round that clients do not report themselves"""
+    own = {spec.name for spec in registry()[name].round_inputs if not spec.from_clients}
+    return {what: value for what, value in round_inputs(name).items() if what in own}
+
+
 def some_of(name, inputs, order):
     """The inputs of a round for some of its clients, in this order"""
-    per_client = {spec.name for spec in registry()[name].round_inputs if spec.per_client}
-    return {what: torch.as_tensor(value)[order] if what in per_client else value for what, value in inputs.items()}
+    specs = {spec.name: spec for spec in registry()[name].round_inputs}
+    return {what: of_some(specs[what], value, order) for what, value in inputs.items()}
+
+
+def of_some(spec, value, order):
+    """An input of a round for some of its clients, in this order"""
+    if not spec.per_client:
+        return value
+    some = np.take(np.asarray(value), list(order), spec.client_axis)
+    return some[:, list(order)] if spec.pairwise else some
 
 
 def cohort(clients=K, seed=0, scale=1e-2):

@@ -1,4 +1,4 @@
-"""Server-FT, FedDF and FedBE against their equations on flattened models: forward pass and Adam in float64."""
+"""Server-FT, FedDF and FedBE against their equations on flattened models, forward pass and Adam written out."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -41,9 +42,9 @@ def test_inputs_that_the_options_ask_for(method, options, given, digits, monkeyp
     found = []
     real = type(sim.server).aggregate
 
-    def aggregate(*args, **more):
-        found.append(more.keys() - {"client_ids"})
-        return real(*args, **more)
+    def aggregate(*args, client_ids, **inputs):
+        found.append(inputs.keys())
+        return real(*args, client_ids=client_ids, **inputs)
 
     monkeypatch.setattr(type(sim.server), "aggregate", aggregate)
     sim.next_round()
@@ -123,3 +124,74 @@ def test_a_large_proxy_set_comes_in_batches(digits):
     batches = sim.supply("proxy", [], [])
     assert [len(x) for x, _ in batches] == [100, 100, 100]
     assert torch.equal(torch.cat([y for _, y in batches]), sim.proxy[1])
+
+
+def mean_loss(sim, state, k):
+    """Of a model on a client's data"""
+    module = copy.deepcopy(sim.module).eval()
+    module.load_state_dict(state)
+    rows = sim.parts.train[k]
+    with torch.no_grad():
+        z = module(sim.data.x[rows]).double()
+    labels = torch.from_numpy(sim.parts.labels[rows])
+    return float((z.exp().sum(1).log() - z[torch.arange(len(rows)), labels]).mean())
+
+
+def test_fedfomo_gets_losses_of_all_models_on_all_data(digits, monkeypatch):
+    sim = started(digits, method="fedfomo", participation=0.5)
+    found, real = [], type(sim.server).aggregate
+
+    def aggregate(self, before, states, sizes, client_ids, **inputs):
+        starts = [sim.models[sim.model_of[k]] for k in client_ids]
+        found.append((starts, states, client_ids, inputs))
+        return real(self, before, states, sizes, client_ids, **inputs)
+
+    monkeypatch.setattr(type(sim.server), "aggregate", aggregate)
+    for _ in range(3):
+        sim.next_round()
+    own = [name for name, _ in sim.module.named_parameters()]
+    for starts, states, ids, inputs in found:
+        assert inputs.keys() == {"losses", "start_losses", "distances"}
+        for i, k in enumerate(ids):
+            assert inputs["start_losses"][i] == pytest.approx(mean_loss(sim, starts[i], k), rel=1e-5)
+            for n, state in enumerate(states):
+                assert inputs["losses"][i][n] == pytest.approx(mean_loss(sim, state, k), rel=1e-5)
+                apart = sum(float((state[key] - starts[i][key]).double().square().sum()) for key in own)
+                assert inputs["distances"][i][n] == pytest.approx(math.sqrt(apart), rel=1e-5)
+    assert len(sim.models) == 6
+    first, last = found[0][3]["distances"], found[-1][3]["distances"]
+    assert np.ptp(first, axis=0).max() < 1e-6  # all started from one model
+    assert np.ptp(last, axis=0).max() > 1e-3
+
+
+def test_a_model_that_is_not_finite_helps_nobody(digits):
+    sim = started(digits, method="fedfomo")
+    broken = {key: value * math.nan for key, value in sim.models[0].items()}
+    assert sim.losses(broken, [0, 1]).tolist() == [np.finfo(np.float64).max] * 2
+
+
+def test_ifca_clients_take_the_model_that_fits_them(digits):
+    sim = started(digits, method="ifca", options={"models": 3}, participation=0.5, rounds=3, partition="groups")
+    assert len(sim.models) == 3
+    assert all(not torch.equal(a, b) for a, b in zip(*(list(m.values())[:1] for m in sim.models[:2]), strict=True))
+
+    def best(k):
+        return int(np.argmin([mean_loss(sim, model, k) for model in sim.models]))
+
+    assert sim.model_of == [best(k) for k in range(6)]
+    for _ in range(3):
+        before, chosen = list(sim.models), list(sim.model_of)
+        expected = [best(k) for k in range(6)]
+        record = sim.next_round()
+        present = record["clients"]
+        assert [sim.model_of[k] for k in present] == [expected[k] for k in present]
+        assert all(sim.model_of[k] == chosen[k] for k in range(6) if k not in present)
+        for number, (old, new) in enumerate(zip(before, sim.models, strict=True)):
+            taken = number in [expected[k] for k in present]
+            assert any(not torch.equal(old[key], new[key]) for key in old) == taken
+        assert record["accuracy"] is None
+        assert 0 <= record["personal_accuracy"] <= 1
+    other = started(digits, method="ifca", options={"models": 3}, participation=0.5, rounds=4, partition="groups")
+    other.load_state_dict(sim.state_dict())
+    a, b = ({k: v for k, v in s.next_round().items() if k != "seconds"} for s in (sim, other))
+    assert a == b
