@@ -56,7 +56,8 @@ def cnn(shape: Shape) -> nn.Module:
 
 
 def pooled(inputs: int, outputs: int, kernel: int, padding: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    """Pooled before the ReLU, which is the same in value and in gradient, and has a quarter of the numbers to look at"""
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
 
 
 class Block(nn.Module):

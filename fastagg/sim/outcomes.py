@@ -5,6 +5,7 @@ Both are functions of outputs [N, ...] and targets [N, ...] that return one valu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fastagg._engine.checks import check_integer
+from fastagg.sim.workers import spread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 
@@ -106,16 +107,20 @@ def mean_of(values: Tensor | float) -> float:
 
 
 def outcomes(
-    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, batch_size: int = 1000, *,
+    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, batch_size: int = 200, *,
     loss: Measure | None = None, metric: Measure | None = None, precision: str = "float32",
 ) -> Outcomes:  # fmt: skip
-    """Of the model with this state, on its device. Neither model nor state is changed."""
+    """Of the model with this state, on its device, with batches spread over torch's threads. Neither model nor state is
+    changed."""
     check_samples(x, y)
     check_integer("outcomes", "batch_size", batch_size, 1)
     device = next((value.device for value in state.values()), torch.device("cpu"))
-    with evaluating(model), autocast(device, precision):
-        outputs = [functional_call(model, dict(state), (xs.to(device),), strict=True) for xs in x.split(batch_size)]
-    return Outcomes(
-        torch.cat(outputs).float() if precision == "bfloat16" else torch.cat(outputs), y.to(device),
-        loss or usual_loss(y), metric or usual_metric(y),
-    )  # fmt: skip
+    module = copy.deepcopy(model).to(device).eval()  # which all threads use; functional_call would change theirs
+    module.load_state_dict(state)
+
+    def forward(xs: Tensor) -> Tensor:
+        with torch.no_grad(), autocast(device, precision):
+            return module(xs.to(device)).float() if precision == "bfloat16" else module(xs.to(device))
+
+    outputs = torch.cat(spread(forward, x.split(batch_size)))
+    return Outcomes(outputs, y.to(device), loss or usual_loss(y), metric or usual_metric(y))
