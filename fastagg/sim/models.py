@@ -56,7 +56,7 @@ def cnn(shape: Shape) -> nn.Module:
 
 
 def pooled(inputs: int, outputs: int, kernel: int, padding: int) -> list[nn.Module]:
-    """Pooled before the ReLU, which is the same in value and in gradient, and has a quarter of the numbers to look at"""
+    """Pooled before the ReLU: the same in value and gradient, and a ReLU of a quarter of the numbers"""
     return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
 
 

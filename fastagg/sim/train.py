@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,17 @@ from fastagg import wdr_penalty
 from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim import local as algorithms
 from fastagg.sim.local import Algorithm, Batch, Client, Function
-from fastagg.sim.outcomes import Measure, autocast, check_samples, evaluating, usual_loss
+from fastagg.sim.outcomes import (
+    Measure,
+    autocast,
+    by_channel,
+    by_pixel,
+    check_samples,
+    copied,
+    evaluating,
+    is_convolutional,
+    usual_loss,
+)
 from fastagg.sim.steps import step
 from fastagg.sim.together import Together
 from fastagg.sim.workers import keep_freed_memory, spread
@@ -127,8 +137,7 @@ class Network:
     """A copy of the model for one client at a time, which keeps the features that its output layer got last"""
 
     def __init__(self, model: nn.Module, device: torch.device, head: str | None, images: bool) -> None:
-        layout = torch.channels_last if images else torch.contiguous_format
-        self.module = cast(Any, copy.deepcopy(model).to(device)).to(memory_format=layout).train()
+        self.module = copied(model, device, images).train()
         self.seen: Tensor | None = None
         if head is not None:
             self.module.get_submodule(head.rpartition(".")[0]).register_forward_pre_hook(self._keep)
@@ -169,9 +178,9 @@ class Trainer:
         check_samples(x, y)
         self.algorithm, self._local, self._head = local.rule, local, head
         self._device = torch.device(local.device)
-        self._images = x.dim() == 4 and x.is_floating_point() and any(isinstance(m, nn.Conv2d) for m in model.modules())
+        self._images = is_convolutional(model, x)
         self._x, self._y = x.to(self._device), y.to(self._device)
-        self._rows = self._x.permute(0, 2, 3, 1).contiguous() if self._images else self._x
+        self._rows = by_pixel(self._x) if self._images else self._x
         self.loss = local.loss or usual_loss(y)
         self._names = [name for name, value in model.named_parameters() if value.requires_grad]
         self._shapes = {key: value.shape for key, value in model.state_dict().items()}
@@ -322,7 +331,7 @@ class Trainer:
     def _samples(self, plan: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in plan:
             x = self._rows.index_select(0, batch)
-            yield x.permute(0, 3, 1, 2) if self._images else x, self._y.index_select(0, batch)
+            yield by_channel(x) if self._images else x, self._y.index_select(0, batch)
 
     def _mean(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y).mean()
