@@ -105,7 +105,7 @@ class Algorithm:
     def loss(self, client: Client, batch: Batch) -> Tensor | None:
         """What is added to the mean loss of a batch"""
 
-    def gradient(self, client: Client, parameters: State, gradients: State) -> None:
+    def gradient(self, client: Client, parameters: Mapping[str, Tensor], gradients: State) -> None:
         """Changes the gradients of the loss in place, before weight decay and momentum"""
 
     def finish(self, client: Client, state: State) -> tuple[State, State]:
@@ -153,7 +153,7 @@ class FedProx(Algorithm):
     def __post_init__(self) -> None:
         check_number(self.name, "mu", self.mu, 0, float("inf"))
 
-    def gradient(self, client: Client, parameters: State, gradients: State) -> None:
+    def gradient(self, client: Client, parameters: Mapping[str, Tensor], gradients: State) -> None:
         for key, gradient in gradients.items():
             gradient.add_(parameters[key] - client.start[key], alpha=self.mu)
 
@@ -175,7 +175,7 @@ class FedDyn(Algorithm):
 
     shared = memory
 
-    def gradient(self, client: Client, parameters: State, gradients: State) -> None:
+    def gradient(self, client: Client, parameters: Mapping[str, Tensor], gradients: State) -> None:
         for key, gradient in gradients.items():
             gradient.add_(parameters[key] - client.start[key], alpha=self.mu).sub_(client.memory[key])
 
@@ -202,7 +202,7 @@ class Scaffold(Algorithm):
 
     shared = memory
 
-    def gradient(self, client: Client, parameters: State, gradients: State) -> None:
+    def gradient(self, client: Client, parameters: Mapping[str, Tensor], gradients: State) -> None:
         for key, gradient in gradients.items():
             gradient.add_(client.shared[key] - client.memory[key])
 

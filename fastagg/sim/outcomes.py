@@ -5,17 +5,19 @@ Both are functions of outputs [N, ...] and targets [N, ...] that return one valu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fastagg._engine.checks import check_integer
+from fastagg.sim.workers import spread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 
@@ -70,6 +72,27 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
+def is_convolutional(model: nn.Module, x: Tensor) -> bool:
+    """Images for convolutions, which take half the time if the channels of a pixel are next to each other in memory"""
+    return x.dim() == 4 and x.is_floating_point() and any(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+def copied(model: nn.Module, device: torch.device, images: bool) -> nn.Module:
+    """On the device, with the weights of convolutions as images have them in memory"""
+    model = copy.deepcopy(model).to(device)
+    return cast(Any, model).to(memory_format=torch.channels_last) if images else model
+
+
+def by_pixel(x: Tensor) -> Tensor:
+    """Images [N, C, H, W] as [N, H, W, C]"""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def by_channel(x: Tensor) -> Tensor:
+    """[N, H, W, C] as [N, C, H, W], left where they are in memory (torch's channels_last, also where C is 1)"""
+    return x.permute(0, 3, 1, 2)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In eval mode, without gradients; afterwards every module is in the mode that it was in"""
@@ -106,16 +129,22 @@ def mean_of(values: Tensor | float) -> float:
 
 
 def outcomes(
-    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, batch_size: int = 1000, *,
+    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, batch_size: int = 200, *,
     loss: Measure | None = None, metric: Measure | None = None, precision: str = "float32",
 ) -> Outcomes:  # fmt: skip
-    """Of the model with this state, on its device. Neither model nor state is changed."""
+    """Of the model with this state, on its device, with batches spread over torch's threads. Neither model nor state is
+    changed."""
     check_samples(x, y)
     check_integer("outcomes", "batch_size", batch_size, 1)
     device = next((value.device for value in state.values()), torch.device("cpu"))
-    with evaluating(model), autocast(device, precision):
-        outputs = [functional_call(model, dict(state), (xs.to(device),), strict=True) for xs in x.split(batch_size)]
-    return Outcomes(
-        torch.cat(outputs).float() if precision == "bfloat16" else torch.cat(outputs), y.to(device),
-        loss or usual_loss(y), metric or usual_metric(y),
-    )  # fmt: skip
+    images = is_convolutional(model, x)
+    module = copied(model, device, images).eval()
+    module.load_state_dict(state)  # once, for all threads: functional_call would change the module under the others
+
+    def forward(xs: Tensor) -> Tensor:
+        xs = by_channel(by_pixel(xs.to(device))) if images else xs.to(device)
+        with torch.no_grad(), autocast(device, precision):
+            return module(xs).float() if precision == "bfloat16" else module(xs)
+
+    outputs = torch.cat(spread(forward, x.split(batch_size)))
+    return Outcomes(outputs, y.to(device), loss or usual_loss(y), metric or usual_metric(y))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import (  # those with an underscore are missing from what its stubs export
     Tensor,
-    _foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
-    _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
+    _fused_sgd_,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 from fastagg.sim.local import Algorithm, Client
@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def step(
-    client: Client, algorithm: Algorithm, parameters: dict[str, Tensor], gradients: dict[str, Tensor],
-    momentum: dict[str, Tensor], local: Local,
+    client: Client, algorithm: Algorithm, parameters: Mapping[str, Tensor], gradients: dict[str, Tensor],
+    momentum: Mapping[str, Tensor], local: Local,
 ) -> None:  # fmt: skip
-    """In place; torch._foreach_ loops over the tensors in C++, torch.optim's step in Python"""
+    """In place. torch's fused step reads and writes every number once; it takes tensors as they lie in memory, so
+    those of one parameter must lie alike."""
     algorithm.gradient(client, parameters, gradients)
-    weights, grads, buffers = list(parameters.values()), list(gradients.values()), list(momentum.values())
-    if local.weight_decay:
-        _foreach_add_(grads, weights, alpha=local.weight_decay)
-    _foreach_mul_(buffers, local.momentum)
-    _foreach_add_(buffers, grads)
-    _foreach_add_(weights, buffers, alpha=-client.lr)
+    weights, buffers = list(parameters.values()), list(momentum.values()) if local.momentum else []
+    grads = [
+        g if g.stride() == w.stride() else torch.empty_like(w).copy_(g)
+        for g, w in zip(gradients.values(), weights, strict=True)
+    ]
+    _fused_sgd_(
+        weights, grads, buffers, weight_decay=local.weight_decay, momentum=local.momentum, lr=client.lr, dampening=0.0,
+        nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,20 @@ from fastagg import wdr_penalty
 from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim import local as algorithms
 from fastagg.sim.local import Algorithm, Batch, Client, Function
-from fastagg.sim.outcomes import Measure, autocast, check_samples, evaluating, usual_loss
+from fastagg.sim.outcomes import (
+    Measure,
+    autocast,
+    by_channel,
+    by_pixel,
+    check_samples,
+    copied,
+    evaluating,
+    is_convolutional,
+    usual_loss,
+)
 from fastagg.sim.steps import step
 from fastagg.sim.together import Together
+from fastagg.sim.workers import keep_freed_memory, spread
 
 # Numbers in a sample up to which batched is the default. Time of one by one over time of batched, two threads on two
 # cores of a shared machine, best of five: digits (8 x 8) with mlp 1.0 to 1.7, 1.3 to 1.9, 2.4 to 3.4 (10, 20, 100
@@ -123,8 +136,8 @@ class Update:
 class Network:
     """A copy of the model for one client at a time, which keeps the features that its output layer got last"""
 
-    def __init__(self, model: nn.Module, device: torch.device, head: str | None) -> None:
-        self.module = copy.deepcopy(model).to(device).train()
+    def __init__(self, model: nn.Module, device: torch.device, head: str | None, images: bool) -> None:
+        self.module = copied(model, device, images).train()
         self.seen: Tensor | None = None
         if head is not None:
             self.module.get_submodule(head.rpartition(".")[0]).register_forward_pre_hook(self._keep)
@@ -150,8 +163,10 @@ class Trainer:
     batched   train all clients of a round as one computation; None: where that is faster. Needs a model without buffers
               and an algorithm that allows it
 
-    A model with BatchNorm skips a batch of one sample. The same jobs give the same bits, for the same number of torch's
-    threads. Random numbers that a model draws (dropout) come from the job's seed.
+    A model with BatchNorm skips a batch of one sample. One by one, clients are spread over torch's threads, each client
+    on one of them: the same jobs give the same bits on any number of threads. Batched, with models that draw random
+    numbers (dropout; they come from the job's seed) and with functions of the user's own, torch's threads share every
+    operation: the same bits for the same number of them.
     """
 
     batched: bool
@@ -163,7 +178,9 @@ class Trainer:
         check_samples(x, y)
         self.algorithm, self._local, self._head = local.rule, local, head
         self._device = torch.device(local.device)
+        self._images = is_convolutional(model, x)
         self._x, self._y = x.to(self._device), y.to(self._device)
+        self._rows = by_pixel(self._x) if self._images else self._x
         self.loss = local.loss or usual_loss(y)
         self._names = [name for name, value in model.named_parameters() if value.requires_grad]
         self._shapes = {key: value.shape for key, value in model.state_dict().items()}
@@ -174,7 +191,11 @@ class Trainer:
             raise ValueError(f"wdr and {self.algorithm.name} need the output layer's key: head=head_of(model)")
         if self._norm and local.batch_size == 1:
             raise ValueError("batch_size=1: BatchNorm needs two samples or more")
-        self._network = Network(model, self._device, head if self.algorithm.adds_loss else None)
+        self._model = copy.deepcopy(model)
+        self._network = self._copy()
+        self._more = SimpleQueue[Network]()  # for further threads, when they are not at work
+        self._draws = self._random_numbers()
+        keep_freed_memory()
         self._together = Together(self._network.module, self._names, self.loss, self.algorithm, local, head)
         why_not = self._why_not_batched(model)
         if batched and why_not:
@@ -201,15 +222,28 @@ class Trainer:
         plans = [self._batches(job) for job in jobs]
         if self.batched and jobs:
             return self._train_batched(jobs, plans, lr)
-        return [self._train_one(job, plan, lr) for job, plan in zip(jobs, plans, strict=True)]
+        if self._draws or isinstance(self.algorithm, Function) or self._device.type != "cpu":
+            return [self._train_one(job, plan, lr, self._network) for job, plan in zip(jobs, plans, strict=True)]
+        order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))
+        updates = spread(lambda k: self._train_with_any(jobs[k], plans[k], lr), order)
+        return [update for _, update in sorted(zip(order, updates, strict=True), key=lambda pair: pair[0])]
 
-    def _train_one(self, job: Job, plan: list[Tensor], lr: float) -> Update:
-        network = self._network
+    def _train_with_any(self, job: Job, plan: list[Tensor], lr: float) -> Update:
+        """With a network that nobody else is using"""
+        try:
+            network = self._more.get_nowait()
+        except Empty:
+            network = self._copy()
+        try:
+            return self._train_one(job, plan, lr, network)
+        finally:
+            self._more.put(network)
+
+    def _train_one(self, job: Job, plan: list[Tensor], lr: float, network: Network) -> Update:
         network.module.load_state_dict(job.start)
         client = self._client(job, plan, lr, network)
-        momentum = self._momentum(job, client)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(job.seed)
+        momentum = self._momentum(job, dict(network.module.named_parameters()))
+        with seeded(job.seed) if self._draws or isinstance(self.algorithm, Function) else nullcontext():
             if isinstance(self.algorithm, Function):
                 self._call(self.algorithm.train, client)
             else:
@@ -254,17 +288,30 @@ class Trainer:
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))
         jobs, plans = [jobs[k] for k in order], [plans[k] for k in order]
         clients = [self._client(job, plan, lr, self._network) for job, plan in zip(jobs, plans, strict=True)]
-        momenta = [self._momentum(job, client) for job, client in zip(jobs, clients, strict=True)]
+        momenta = [self._momentum(job, client.start) for job, client in zip(jobs, clients, strict=True)]
         states, momenta, done = self._together.steps(clients, plans, momenta, self._shares(jobs), self._x, self._y)
         updates = {}
         for k, job, plan, client, state, momentum in zip(order, jobs, plans, clients, states, momenta, strict=True):
             if len(plan) > done:
                 self._network.module.load_state_dict(state)
                 client.samples = lambda plan=plan: self._samples(plan[done:])
+                momentum = lying_as(dict(self._network.module.named_parameters()), momentum)
                 self._run(client, self._network, momentum, job.class_dist)
                 state = self._network.module.state_dict()
             updates[k] = self._update(client, {key: state[key] for key in self._shapes}, momentum)
         return [updates[k] for k in range(len(jobs))]
+
+    def _copy(self) -> Network:
+        return Network(self._model, self._device, self._head if self.algorithm.adds_loss else None, self._images)
+
+    def _random_numbers(self) -> bool:
+        """Whether the model draws any in training: there is one generator for all threads"""
+        if self._norm and len(self._x) < 2:
+            return False
+        with seeded(0):
+            before = torch.random.get_rng_state()
+            self._network.module(self._x[:2])
+            return not torch.equal(before, torch.random.get_rng_state())
 
     def _client(self, job: Job, plan: list[Tensor], lr: float, network: Network) -> Client:
         start = {key: value.to(self._device) for key, value in job.start.items()}
@@ -283,17 +330,18 @@ class Trainer:
 
     def _samples(self, plan: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in plan:
-            yield self._x[batch], self._y[batch]
+            x = self._rows.index_select(0, batch)
+            yield by_channel(x) if self._images else x, self._y.index_select(0, batch)
 
     def _mean(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.loss(outputs, y).mean()
 
-    def _momentum(self, job: Job, client: Client) -> dict[str, Tensor]:
-        """A copy of its own"""
+    def _momentum(self, job: Job, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of its own, in memory as these tensors are"""
         kept = job.momentum if self._local.keep_momentum else None
         if kept is None:
-            return {name: torch.zeros_like(client.start[name]) for name in self._names}
-        return {name: kept[name].clone() for name in self._names}
+            return {name: torch.zeros_like(like[name], requires_grad=False) for name in self._names}
+        return lying_as(like, {name: kept[name] for name in self._names})
 
     def _shares(self, jobs: Sequence[Job]) -> Tensor:
         """[K, C] for wdr, [K, 0] without"""
@@ -304,7 +352,7 @@ class Trainer:
 
     @torch.no_grad()
     def _update(self, client: Client, state: dict[str, Tensor], momentum: dict[str, Tensor]) -> Update:
-        state = {key: value.detach().clone() for key, value in state.items()}
+        state, momentum = ({k: usual_copy(v) for k, v in tensors.items()} for tensors in (state, momentum))
         memory, sent = self.algorithm.finish(client, state)
         return Update(
             state, float(client.total) / client.seen, client.steps, {k: v.detach() for k, v in memory.items()} or None,
@@ -346,3 +394,20 @@ class Trainer:
                 wdr_penalty(job.start[self._head or ""], job.class_dist)
             except ValueError as error:
                 raise ValueError(f"{who}: {error}") from error
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's random numbers of the CPU from this seed, and afterwards as they were"""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def lying_as(like: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, in memory as the tensors of the same names in `like`"""
+    return {name: torch.empty_like(like[name], requires_grad=False).copy_(v) for name, v in tensors.items()}
+
+
+def usual_copy(value: Tensor) -> Tensor:
+    return value.detach().clone(memory_format=torch.contiguous_format)

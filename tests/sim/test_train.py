@@ -374,3 +374,37 @@ def test_default_way(digits):
     assert Trainer(make("mlp", (1, 8, 8), CLASSES, 0), x, y, Local(), head="fc.weight").batched
     large = torch.zeros(2, 1, 28, 28)
     assert not Trainer(make("mlp", (1, 28, 28), CLASSES, 0), large, y[:2], Local(), head="fc.weight").batched
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet8"])
+def test_any_number_of_threads_gives_the_same_bits(digits, name):
+    x, y = digits
+    model = make(name, (1, 8, 8), CLASSES, 0)
+    trainer = Trainer(model, x, y, Local(batch_size=20), head="fc.weight", batched=False)
+    jobs = [
+        Job(k, model.state_dict(), np.arange(30 * k, 30 * k + 20 + 3 * k), k, 1 + k % 2) for k in range(7)
+    ]  # those with most steps begin first
+    results = []
+    for threads in (1, 2, 3, 16):
+        torch.set_num_threads(threads)
+        results.append(trainer.train(jobs, 0.05))
+        assert torch.get_num_threads() == threads
+    for updates in results[1:]:
+        for a, b in zip(results[0], updates, strict=True):
+            assert (a.loss, a.steps) == (b.loss, b.steps)
+            assert all(torch.equal(a.state[key], b.state[key]) for key in a.state)
+            assert all(value.is_contiguous() for value in b.state.values())
+
+
+def test_an_error_on_one_thread_is_raised(digits):
+    x, y = digits
+
+    def loss(outputs, targets):
+        raise ZeroDivisionError
+
+    model = make("mlp", (1, 8, 8), CLASSES, 0)
+    trainer = Trainer(model, x, y, Local(loss=loss), head="fc.weight", batched=False)
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train([Job(k, model.state_dict(), np.arange(20), k, 1) for k in range(50)], 0.05)
+    assert torch.get_num_threads() == 2

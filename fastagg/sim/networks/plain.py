@@ -25,7 +25,8 @@ def cnn(shape: Shape) -> nn.Module:
 
 
 def pooled(inputs: int, outputs: int, kernel: int, padding: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    """Pooled before the ReLU: the same in value and gradient, and a ReLU of a quarter of the numbers"""
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
 
 
 def cnn4(shape: Shape) -> nn.Module:
