@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -268,7 +269,7 @@ class Simulation:
         rows = np.concatenate([self.parts.train[k] for k in clients])
         seen = self.outcomes(state, self.data.x[rows], self.labels[rows])
         ends = np.cumsum([0, *self.sizes(list(clients))])
-        means = np.array([seen.of(np.arange(a, b))[1] for a, b in zip(ends[:-1], ends[1:], strict=True)])
+        means = np.array([seen.of(np.arange(a, b))[1] for a, b in itertools.pairwise(ends)])
         return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
 
     def choose_models(self, clients: Sequence[int]) -> None:
