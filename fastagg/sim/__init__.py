@@ -3,7 +3,9 @@
 data.py        data sets from files, never downloaded
 partition.py   who has which samples
 models.py      small networks of the papers
-train.py       what a client does, one by one or all at once
+local.py       what clients do besides SGD: FedProx, FedDyn, SCAFFOLD, MOON, the user's own
+train.py       clients' training, one by one (alone.py) or all at once (together.py)
+outcomes.py    losses, metrics, evaluation
 config.py      every option of a run
 simulation.py  the rounds: choose, train, aggregate, evaluate
 run.py         a whole run: records, checkpoints, resuming

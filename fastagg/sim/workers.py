@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import torch
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def spread(work: Callable[[T], R], pieces: Sequence[T]) -> list[R]:
