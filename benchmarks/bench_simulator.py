@@ -1,9 +1,9 @@
 """Rounds of the simulator against loops in plain PyTorch: the same clients, batches and steps; see loops.py.
 
 FedAvg, alpha 0.1, one epoch. On scikit-learn's digits in batches of 32 with one thread, and on random images of the
-size of Fashion-MNIST's and CIFAR-10's in batches of 50, with one thread and with all cores. Everyone has the same
-number of threads. All train, average and evaluate; the simulator also measures the clients' updates. What its files
-cost, a line of metrics and a checkpoint every round, is timed as a contestant of its own.
+size of Fashion-MNIST's and CIFAR-10's in batches of 50, with one thread and with all cores. All have the same number of
+threads. They train, average and evaluate; the simulator also measures the clients' updates. What its files cost, a
+line of metrics and a checkpoint every round, is timed as a contestant of its own.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@ local.py has what the algorithms add to it, and to each of them wdr times cwFedA
 added. Weight decay is torch's: added to the gradient, before momentum. Momentum starts from zero in every round, or
 where the client's last round left it (keep_momentum). FedProx as FedAWA's authors run it is momentum=0.
 
-A Trainer runs its jobs one after the other, or all of them as one computation with the clients as a further dimension
+A Trainer runs its jobs one by one (alone.py), or all of them as one computation with the clients as a further dimension
 of every tensor (together.py). Batches and arithmetic are the same, results agree to rounding.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,24 +20,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fastagg import wdr_penalty
 from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim import local as algorithms
-from fastagg.sim.local import Algorithm, Batch, Client, Function
+from fastagg.sim.alone import Alone, call, lying_as, seeded, usual_copy
+from fastagg.sim.local import Algorithm, Client, Function
 from fastagg.sim.outcomes import (
     Measure,
-    autocast,
     by_channel,
     by_pixel,
     check_samples,
-    copied,
-    evaluating,
     is_convolutional,
     usual_loss,
 )
-from fastagg.sim.steps import step
 from fastagg.sim.together import Together
 from fastagg.sim.workers import keep_freed_memory, spread
 
@@ -133,27 +129,6 @@ class Update:
         return self.state
 
 
-class Network:
-    """A copy of the model for one client at a time, which keeps the features that its output layer got last"""
-
-    def __init__(self, model: nn.Module, device: torch.device, head: str | None, images: bool) -> None:
-        self.module = copied(model, device, images).train()
-        self.seen: Tensor | None = None
-        if head is not None:
-            self.module.get_submodule(head.rpartition(".")[0]).register_forward_pre_hook(self._keep)
-
-    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.seen = inputs[0]
-
-    def features(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        before = self.seen
-        with evaluating(self.module):
-            functional_call(self.module, dict(state), (x,), strict=True)
-        found, self.seen = self.seen, before
-        assert found is not None
-        return found
-
-
 class Trainer:
     """Trains clients of one model and data set. The model is copied; it, x, y and the jobs are never changed.
 
@@ -193,7 +168,7 @@ class Trainer:
             raise ValueError("batch_size=1: BatchNorm needs two samples or more")
         self._model = copy.deepcopy(model)
         self._network = self._copy()
-        self._more = SimpleQueue[Network]()  # for further threads, when they are not at work
+        self._more = SimpleQueue[Alone]()  # for further threads, when they are not at work
         self._draws = self._random_numbers()
         keep_freed_memory()
         self._together = Together(self._network.module, self._names, self.loss, self.algorithm, local, head)
@@ -239,49 +214,16 @@ class Trainer:
         finally:
             self._more.put(network)
 
-    def _train_one(self, job: Job, plan: list[Tensor], lr: float, network: Network) -> Update:
+    def _train_one(self, job: Job, plan: list[Tensor], lr: float, network: Alone) -> Update:
         network.module.load_state_dict(job.start)
         client = self._client(job, plan, lr, network)
         momentum = self._momentum(job, dict(network.module.named_parameters()))
         with seeded(job.seed) if self._draws or isinstance(self.algorithm, Function) else nullcontext():
             if isinstance(self.algorithm, Function):
-                self._call(self.algorithm.train, client)
+                call(self.algorithm.train, client)
             else:
-                self._run(client, network, momentum, job.class_dist)
+                network.run(client, momentum, job.class_dist)
         return self._update(client, network.module.state_dict(), momentum)
-
-    def _run(self, client: Client, network: Network, momentum: dict[str, Tensor], class_dist: Any) -> None:
-        """Steps of the module from the weights and momentum that it has"""
-        local, algorithm, module = self._local, self.algorithm, network.module
-        params = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        weights: list[Tensor] = list(params.values())
-        for x, y in client.batches():
-            with autocast(self._device, local.precision):
-                outputs = module(x)
-            if local.precision != "float32":
-                outputs = outputs.float()
-            loss = client.loss(outputs, y)
-            if algorithm.adds_loss:
-                assert network.seen is not None
-                more = algorithm.loss(client, Batch(x, y, outputs, network.seen))
-                loss = loss if more is None else loss + more
-            if local.wdr:
-                assert self._head is not None
-                loss = loss + local.wdr * wdr_penalty(params[self._head], class_dist)
-            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-            step(client, algorithm, params, dict(zip(params, gradients, strict=True)), momentum, local)
-
-    def _call(self, train: Callable[[Client], Any], client: Client) -> None:
-        """A user's own training"""
-        returned = train(client)
-        if isinstance(returned, int | float | Tensor):
-            client.total, client.seen = float(returned), 1
-        elif not client.seen:
-            raise ValueError(
-                "local training: the function neither called client.loss(outputs, y) nor returned its mean loss"
-            )
-        if not isinstance(client.memory, dict) or not all(isinstance(v, Tensor) for v in client.memory.values()):
-            raise ValueError("local training: client.memory must be a dict of tensors, by name")
 
     def _train_batched(self, jobs: Sequence[Job], plans: list[list[Tensor]], lr: float) -> list[Update]:
         """Those with most steps first: the clients still at work are the first rows of every tensor"""
@@ -296,13 +238,13 @@ class Trainer:
                 self._network.module.load_state_dict(state)
                 client.samples = lambda plan=plan: self._samples(plan[done:])
                 momentum = lying_as(dict(self._network.module.named_parameters()), momentum)
-                self._run(client, self._network, momentum, job.class_dist)
+                self._network.run(client, momentum, job.class_dist)
                 state = self._network.module.state_dict()
             updates[k] = self._update(client, {key: state[key] for key in self._shapes}, momentum)
         return [updates[k] for k in range(len(jobs))]
 
-    def _copy(self) -> Network:
-        return Network(self._model, self._device, self._head if self.algorithm.adds_loss else None, self._images)
+    def _copy(self) -> Alone:
+        return Alone(self._model, self.algorithm, self._local, self._head, self._images)
 
     def _random_numbers(self) -> bool:
         """Whether the model draws any in training: there is one generator for all threads"""
@@ -313,7 +255,7 @@ class Trainer:
             self._network.module(self._x[:2])
             return not torch.equal(before, torch.random.get_rng_state())
 
-    def _client(self, job: Job, plan: list[Tensor], lr: float, network: Network) -> Client:
+    def _client(self, job: Job, plan: list[Tensor], lr: float, network: Alone) -> Client:
         start = {key: value.to(self._device) for key, value in job.start.items()}
         memory, shared = job.memory, job.shared
         if memory is None:
@@ -394,20 +336,3 @@ class Trainer:
                 wdr_penalty(job.start[self._head or ""], job.class_dist)
             except ValueError as error:
                 raise ValueError(f"{who}: {error}") from error
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """torch's random numbers of the CPU from this seed, and afterwards as they were"""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
-def lying_as(like: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, in memory as the tensors of the same names in `like`"""
-    return {name: torch.empty_like(like[name], requires_grad=False).copy_(v) for name, v in tensors.items()}
-
-
-def usual_copy(value: Tensor) -> Tensor:
-    return value.detach().clone(memory_format=torch.contiguous_format)
