@@ -41,7 +41,8 @@ def test_unknown_simd_level_is_said():
 
 
 HELP = [("--help",), ("--version",), (), ("info", "--help"), ("methods", "--help")]
-HELP += [(command, "--help") for command in ("aggregate", "sim", "compare")]
+HELP += [(command, "--help") for command in ("aggregate", "sim", "compare", "reproduce")]
+HELP += [("reproduce",)]  # which lists the recipes
 
 
 def test_help_is_printed_without_torch():

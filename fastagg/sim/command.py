@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,8 +71,12 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def main(name: str, argv: list[str]) -> int:
-    parser = parser_of(name)
-    given = vars(parser.parse_args(argv))
+    given = vars(parser_of(name).parse_args(argv))
+    return exit_code(name, lambda peers: run_command(name, given, peers))
+
+
+def exit_code(name: str, work: Callable[[Peers | None], bool]) -> int:
+    """Does what a command is for, and says what is wrong where it cannot. work: False if it was stopped"""
     from fastagg.sim import jobs, ranks  # Ctrl-C during this is cli.main's
 
     signals = jobs.Signals()
@@ -80,7 +85,7 @@ def main(name: str, argv: list[str]) -> int:
             peers = entered.enter_context(ranks.joined())
             if peers is None:  # torchrun has its own way to stop its processes
                 signals = entered.enter_context(jobs.stoppable())
-            complete = run_command(name, given, peers)
+            complete = work(peers)
         return 0 if complete else 128 + (signals.first or signal.SIGINT)
     except KeyboardInterrupt:
         print(f"fastagg {name}: stopped", file=sys.stderr)

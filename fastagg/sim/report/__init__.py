@@ -13,7 +13,7 @@ from fastagg.sim.report.metric import Metric, metric_of
 from fastagg.sim.report.pairs import Comparison, differences
 from fastagg.sim.report.reading import SUMMARY, Run, read_json, read_metrics, read_run, runs_in
 from fastagg.sim.report.scores import AVERAGED, PHASES, SCORES, score, spent, summarise
-from fastagg.sim.report.tables import averaged, frame, markdown, rows, table
+from fastagg.sim.report.tables import averaged, frame, lined, markdown, rows, table
 
 __all__ = [
     "AVERAGED",
@@ -28,6 +28,7 @@ __all__ = [
     "differences",
     "frame",
     "group",
+    "lined",
     "markdown",
     "metric_of",
     "options_of",

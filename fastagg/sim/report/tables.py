@@ -215,14 +215,14 @@ def markdown(groups: Groups, baseline: str | None = None, score: str = "last_5",
     parts = sections(groups)
     for setting, methods in parts.items():
         text += [f"{setting}:"] if setting else []
-        text += [_lined(*cells_of(methods), bold=2)]
+        text += [lined(*cells_of(methods), bold=2)]
         if setting in found:
-            text += [_lined(*difference_cells(found[setting], confidence), bold=3)]
+            text += [lined(*difference_cells(found[setting], confidence), bold=3)]
     shown = [c for some in found.values() for c in some]
     return "\n\n".join([*text, " ".join(notes_of(groups) + difference_notes(groups, shown, score))]) + "\n"
 
 
-def _lined(headings: list[str], lines: list[tuple[bool, list[str]]], bold: int) -> str:
+def lined(headings: list[str], lines: list[tuple[bool, list[str]]], bold: int) -> str:
     """A table whose columns are straight as text, too; `bold` cells of a marked row are in bold"""
     shown = [headings]
     for marked, cells in lines:
