@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from fastagg.sim.run import read_metrics
+from fastagg.sim.report import read_metrics
 
 METHODS = ("fedadp", "fedadam")  # which remember a number per client, and tensors
 # With 60 rounds, half of the time is spent in them; the other half is imports and the report

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import simulations
 from benchmarks.publish import DOCS
-from fastagg.sim import compare, report
+from fastagg.sim import comparison, report
 from fastagg.sim.config import Config, from_dict
 
 PAGE = DOCS / "methods.md"
@@ -43,7 +43,7 @@ def config_of(method: str, setting: str, seed: int, quick: bool) -> Config:
 
 
 def place(out: Path, setting: str, options: Config) -> Path:
-    return compare.place(out / "".join(c if c.isalnum() else "-" for c in setting.lower()), options)
+    return comparison.place(out / "".join(c if c.isalnum() else "-" for c in setting.lower()), options)
 
 
 def spread(run: report.Run) -> float:

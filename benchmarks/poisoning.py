@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks import simulations
 from benchmarks.publish import DOCS
-from fastagg.sim import compare, report
+from fastagg.sim import comparison, report
 from fastagg.sim.config import Config, from_dict
 
 PAGE = DOCS / "robustness.md"
@@ -58,7 +58,7 @@ def cell(row: dict, runs: list[report.Run]) -> str:
     lost = sum(bool(run.summary.get("diverged")) for run in runs)
     if lost:
         return "diverged" + (f" ({lost} of {len(runs)} seeds)" if lost < len(runs) else "")
-    text = report.percent(row["mean"], row["std"])
+    text = report.Metric().text(row["mean"], row["std"])
     return f"**{text}**" if row["best"] else "≈ " + text if row["within_noise"] else text
 
 
@@ -70,8 +70,9 @@ def notes(runs: dict[tuple[str, float], dict[str, list[report.Run]]], strength: 
     seconds = sum(run.summary["seconds"]["total"] for run in every)
     return (
         f"Test accuracy in %: mean of the last {report.AVERAGED} rounds ± standard deviation over {seeds} "
-        f"seed{'s' * (seeds > 1)}. Bold marks the best value of a column, ≈ a value within noise of it (the difference "
-        'is at most twice its standard error). "Diverged": the model\'s values grew until training could not continue.'
+        f"seed{'s' * (seeds > 1)}. Bold marks the best value of a column, ≈ a value within noise of it (the 95 % "
+        "confidence interval of the difference over the same seeds includes 0). "
+        '"Diverged": the model\'s values grew until training could not continue.'
         "\n\n"
         f"{c['data']}, {c['clients']} clients, Dirichlet({c['alpha']}), {c['model']}, {c['rounds']} rounds of "
         f"{c['epochs']} local epochs; attack strength {strength:g}. Krum and Multi-Krum are told the number of "
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             (m, a): [config_of(m, a, s, args.strength, args.quick) for s in range(args.seeds)]
             for m in methods for a in attacks
         }  # fmt: skip
-        return {key: [(o, compare.place(args.out, o)) for o in some] for key, some in runs.items()}
+        return {key: [(o, comparison.place(args.out, o)) for o in some] for key, some in runs.items()}
 
     def show(found: dict[tuple[str, tuple[str, float]], list[report.Run]]) -> str:
         runs = {a: {m: found[m, a] for m in methods} for a in attacks}

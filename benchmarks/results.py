@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from fastagg.sim import report
-from fastagg.sim.compare import runs_in
 
 
 def fig2(runs: list[report.Run]) -> list[str]:
@@ -76,7 +75,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, or of comparisons")
     args = parser.parse_args()
     try:
-        runs = [report.read_run(folder) for path in args.folders for folder in runs_in(path)]
+        runs = [report.read_run(folder) for path in args.folders for folder in report.runs_in(path)]
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.publish import publish
-from fastagg.sim import compare, report
+from fastagg.sim import comparison, report
 from fastagg.sim.config import Config
+from fastagg.sim.jobs import Job
 
 Key = TypeVar("Key")
 
@@ -56,9 +57,9 @@ def run(
     try:
         groups = plan()
         flat = [pair for some in groups.values() for pair in some]
-        todo = [(options, folder) for options, folder in flat if not compare.is_done(options, folder)]
-        print(f"{len(flat)} runs, {len(flat) - len(todo)} of them made before in {args.out}", file=sys.stderr)
-        if compare.make_runs(todo, True, args.jobs):
+        done = sum(comparison.is_done(options, folder) for options, folder in flat)
+        print(f"{len(flat)} runs, {done} of them made before in {args.out}", file=sys.stderr)
+        if comparison.make([Job(*pair) for pair in flat], jobs=args.jobs):
             print("stopped; the same command goes on", file=sys.stderr)
             return 130
         found = {key: [report.read_run(folder) for _, folder in some] for key, some in groups.items()}

@@ -35,7 +35,10 @@ from fastagg.methods.fedamp import FedAMP as FedAMP
 from fastagg.methods.fedavg import FedAvg as FedAvg
 from fastagg.methods.fedawa import FedAWA as FedAWA
 from fastagg.methods.fedawa import fedawa_objective as fedawa_objective
+from fastagg.methods.fedbe import FedBE as FedBE
+from fastagg.methods.feddf import FedDF as FedDF
 from fastagg.methods.feddisco import FedDisco as FedDisco
+from fastagg.methods.fedfomo import FedFomo as FedFomo
 from fastagg.methods.fedlaw import FedLAW as FedLAW
 from fastagg.methods.fednova import FedNova as FedNova
 from fastagg.methods.fedopt import FedAdagrad as FedAdagrad
@@ -43,11 +46,14 @@ from fastagg.methods.fedopt import FedAdam as FedAdam
 from fastagg.methods.fedopt import FedAvgM as FedAvgM
 from fastagg.methods.fedopt import FedYogi as FedYogi
 from fastagg.methods.geometric_median import GeometricMedian as GeometricMedian
+from fastagg.methods.ifca import IFCA as IFCA
 from fastagg.methods.krum import Krum as Krum
 from fastagg.methods.krum import MultiKrum as MultiKrum
 from fastagg.methods.ldawa import LDAWA as LDAWA
+from fastagg.methods.server_ft import ServerFT as ServerFT
 from fastagg.methods.simagg import SimAgg as SimAgg
 from fastagg.methods.simprox import SimProx as SimProx
+from fastagg.methods.uniform import Uniform as Uniform
 from fastagg.methods.weiavg import WeiAvg as WeiAvg
 
 ClientId = str | int
@@ -193,6 +199,7 @@ def cwfedavg(
     *,
     head: str = "fc.weight",
     scope: str = "all",
+    by: Literal["norms", "labels"] = "norms",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -207,8 +214,10 @@ def cwfedavg(
     head         key of the output layer's weight, one row per class
     scope        which tensors are personalised; the others are plain FedAvg. "all"; "output": the layer of head, best
                  in the paper's tables; or a regular expression that is searched for in the keys
+    by           where class distributions come from: "norms" of the rows of head (Eq. 4); "labels": every round then
+                 needs class_dist
     class_dist   per round: [K, C], one row of shares or sample counts per client (each row is divided by its sum, so
-                 counts do not replace sizes); default: estimated from the row norms of head (Eq. 4)
+                 counts do not replace sizes), which replaces the estimate from head
 
     The model of a class that no client has is FedAvg. A client whose row is all zero is treated as having the classes
     of the whole cohort, and gets FedAvg. The global model may be None.
@@ -481,6 +490,8 @@ def fedavg(
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -490,6 +501,12 @@ def fedavg(
     out: StateDict | None = ...,
 ) -> Result:
     """The mean of the client models, weighted by data size (sizes; default: equal). One read.
+
+    server_lr   how far the model moves from the global model towards the mean; 1: all the way. Other values need the
+                global model
+    gamma       scales the new parameters (FedLAW's global weight shrinking)
+
+    The new model is gamma (g + server_lr (sum_k weights_k w_k - g)). Buffers are the mean, whatever the options.
 
     Arguments of every method:
 
@@ -591,12 +608,14 @@ def fedawa(
     gamma: float = 1.0,
     layerwise: bool = False,
     logits_by: Literal["id", "position"] = "id",
+    start: Literal["shares", "feddisco"] = "shares",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
     logits: PerClient = ...,
+    label_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
 ) -> Result:
@@ -618,12 +637,159 @@ def fedawa(
     layerwise   FedAWA-L: separate weights for every layer
     logits_by   "released" carries one logit per client id ("id"), or per position in client_sds ("position"), as the
                 authors' code does when only some of the clients take part
+    start       the weights to start from: "shares" of the data; "feddisco": those of FedDisco with its defaults (Figure
+                6): every round then needs label_dist. "released" starts at these as logits, as it does at shares
+    label_dist  per round: each client's label distribution, [K, classes], as counts or shares; the start is FedDisco's
     logits      per round: the starting point, [K] or [L, K], for example .logits of a former result. Passing them on in
                 "paper" makes the weights collapse onto one client within a few rounds.
 
     The result has .weights ([K], or [L, K] with .layers), .gram and .logits. With variant="released", use an
     aggregator, which carries the logits (state_dict() and load_state_dict() let a server resume after a crash), or pass
     logits=.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def fedbe(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 100,
+    lr: float = 0.001,
+    samples: int = 10,
+    distribution: Literal["gaussian", "dirichlet"] = "gaussian",
+    alpha: float = 1.0,
+    swa: bool = True,
+    seed: int = 0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    proxy: Any,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the clients, trained to predict on proxy data what an ensemble of models around them predicts.
+
+    model          the nn.Module whose state dicts are aggregated; required, and never modified. Its output must be
+                   logits, [N, classes]
+    samples        models that are drawn, besides the clients and their mean
+    distribution   what they are drawn from: "gaussian", with the clients' mean and variance in every coordinate, or
+                   "dirichlet", random weights of the clients
+    alpha          of the Dirichlet distribution: small for models near single clients, large for models near the mean
+    swa            average the parameters over the second half of the epochs; False: those after the last one
+    seed           of what is drawn; every round of an aggregator draws anew
+    epochs         passes over the proxy data
+    lr             learning rate of Adam (betas 0.5, 0.999)
+    progress       show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy          per round: inputs, or (input, target) batches, whose targets are not looked at, in any iterable that
+                   can be read again every epoch. What the ensemble predicts on the batches of a list is computed once,
+                   otherwise in every epoch
+
+    Drawn models have the clients' mean as their buffers. All models of the ensemble predict in evaluation mode. The
+    model trains in training mode: its running statistics, which start at the mean of the clients', follow. Integers are
+    the maximum over the clients.
+
+    The result has .weights (the data shares, of the mean that is trained) and .losses (of each epoch, the mean over
+    its batches).
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def feddf(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 100,
+    lr: float = 0.001,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    proxy: Any,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the clients, trained to predict on proxy data what the clients predict together.
+
+    model      the nn.Module whose state dicts are aggregated; required, and never modified. Its output must be logits,
+               [N, classes]
+    epochs     passes over the proxy data
+    lr         learning rate of Adam (betas 0.5, 0.999), which falls to 0 along a cosine
+    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy      per round: inputs, or (input, target) batches, whose targets are not looked at, in any iterable that can
+               be read again every epoch. What the clients predict on the batches of a list is computed once, otherwise
+               in every epoch
+
+    Clients predict in evaluation mode, each counts alike, and logits are averaged. The model trains in training mode:
+    its running statistics, which start at the mean of the clients', follow. Integers are the maximum over the clients.
+
+    The result has .weights (the data shares, of the mean that is trained) and .losses (of each epoch, the mean over
+    its batches).
 
     Arguments of every method:
 
@@ -718,12 +884,71 @@ def feddisco(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def fedfomo(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    losses: PerClient,
+    start_losses: PerClient,
+    distances: PerClient = ...,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: Sequence[StateDict] | None = ...,
+) -> Results:
+    """One model per client: the models that do better on its data than the one it started from, by how much better.
+
+    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n
+    start_losses   per round, required: [K], the loss on its data of the model that each client started from
+    distances      per round: [K, K], how far client n's model is from the one that client i started from; default: from
+                   the global model, which is right where all clients started from it
+
+    A client for which no model does better keeps the one it has trained. Sizes are checked but not used.
+
+    The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1).
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
+    """
+
 def fedlaw(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
     model: torch.nn.Module | None = None,
+    progress: bool | None = None,
     mode: Literal["both", "gws", "law"] = "both",
     base: Literal["exp", "quad"] = "exp",
     swa: bool = False,
@@ -731,7 +956,7 @@ def fedlaw(
     lr: float = 0.01,
     swa_lr: float = 0.05,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
-    progress: bool | None = None,
+    stop_after: int | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -743,19 +968,21 @@ def fedlaw(
 ) -> Result:
     """Client weights and a shrinking factor, learned by gradient descent on proxy data of the server.
 
-    model      the nn.Module whose state dicts are aggregated; required, and never modified
-    mode       "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
-    base       how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
-    swa        two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
-               averaging), then gamma; with mode="law", the first stage only
-    epochs     passes over the proxy data
-    lr         learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
-               CIFAR-10
-    swa_lr     what the learning rate rises to while l is averaged
-    loss       function of (output, target) that returns a scalar tensor; default: cross-entropy
-    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
-    proxy      per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
-               list); an iterator is read once and its batches are kept
+    model        the nn.Module whose state dicts are aggregated; required, and never modified
+    mode         "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
+    base         how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
+    swa          two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
+                 averaging), then gamma; with mode="law", the first stage only
+    epochs       passes over the proxy data
+    lr           learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
+                 CIFAR-10
+    swa_lr       what the learning rate rises to while l is averaged
+    loss         function of (output, target) that returns a scalar tensor; default: cross-entropy
+    stop_after   learn in this many rounds, and take the data shares and gamma = 1 from then on (early-stopped LAW,
+                 Figure 5); default: never stop
+    progress     show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy        per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
+                 list); an iterator is read once and its batches are kept
 
     Learning starts at gamma = 1 and the data shares. The model runs in training mode, so normalisation layers use the
     statistics of the proxy batch. What they accumulate is discarded: buffers of the result are the mean of the clients'
@@ -969,6 +1196,65 @@ def geometric_median(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def ifca(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    models: int = 2,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    choices: PerClient,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: Sequence[StateDict] | None = ...,
+) -> Results:
+    """The mean of the clients that chose the same of several models, for each of these models.
+
+    models     how many models there are
+    weighted   True: means are weighted by data shares; False: plain means
+    choices    per round, required: the number of the model that each client chose and trained, [K], from 0 to
+               models - 1
+
+    Returns Results: one model for each choice that was made in this round. .clusters lists the client ids of each,
+    .numbers which of the models each is, .mixing [M, K] the weights. The aggregator remembers the last choice of each
+    client id; its .clusters lists all clients. The models themselves are kept by the caller, who makes the first ones,
+    different from each other. The global model may be None.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns fastagg.Results: a Result for each cluster, with .clusters, .mixing, .gram and .dropped.
+    """
+
 def krum(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1130,6 +1416,71 @@ def multi_krum(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def server_ft(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 2,
+    lr: float = 0.001,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    proxy: Any,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """FedAvg's model, fine-tuned by the server on proxy data.
+
+    model      the nn.Module whose state dicts are aggregated; required, and never modified
+    epochs     passes over the proxy data; many of them make the model forget what the clients know
+    lr         learning rate of Adam (betas 0.5, 0.999)
+    loss       function of (output, target) that returns a scalar tensor; default: cross-entropy
+    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy      per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
+               list); an iterator is read once and its batches are kept
+
+    The model trains in training mode: normalisation layers use the statistics of the proxy batch, and their running
+    statistics, which start at the mean of the clients', follow. Integers are the maximum over the clients.
+
+    The result has .weights (the data shares) and .losses (for each epoch, the mean over its batches).
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def simagg(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1237,12 +1588,68 @@ def simprox(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def uniform(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the client models, all with equal weights, whatever their data sizes. One read.
+
+    server_lr   how far the model moves from the global model towards the mean; 1: all the way. Other values need the
+                global model
+    gamma       scales the new parameters (FedLAW's global weight shrinking)
+
+    The new model is gamma (g + server_lr (1/K sum_k w_k - g)). Buffers are the mean, whatever the options. Sizes are
+    checked but not used.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def weiavg(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
     sizes: Sizes = ...,
     *,
     lam: float = 1.0,
+    by: Literal["projection", "entropy"] = "projection",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1255,7 +1662,9 @@ def weiavg(
     """Weights from the diversity of the clients' data, estimated by how far each update goes along the mean update.
 
     lam         emphasis on diverse clients, the exponent of their diversity: 0 is the plain mean, 10 is strong
-    entropies   per round: the entropy of each client's labels, [K], instead of the projection; the round is then a
+    by          what diversity is measured by: "projection" of the updates (Algorithm 2); "entropy" of the labels
+                (Algorithm 1): every round then needs entropies
+    entropies   per round: the entropy of each client's labels, [K], which replaces the projection; the round is then a
                 single read of the clients
 
     Sizes are not used: the paper's clients have equal data sizes, and its u is their plain mean.
@@ -1326,6 +1735,7 @@ def aggregator(
     *,
     head: str = "fc.weight",
     scope: str = "all",
+    by: Literal["norms", "labels"] = "norms",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1388,6 +1798,8 @@ def aggregator(
 def aggregator(
     name: Literal["fedavg"],
     *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1419,12 +1831,46 @@ def aggregator(
     gamma: float = 1.0,
     layerwise: bool = False,
     logits_by: Literal["id", "position"] = "id",
+    start: Literal["shares", "feddisco"] = "shares",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedAWA: ...
+@overload
+def aggregator(
+    name: Literal["fedbe"],
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 100,
+    lr: float = 0.001,
+    samples: int = 10,
+    distribution: Literal["gaussian", "dirichlet"] = "gaussian",
+    alpha: float = 1.0,
+    swa: bool = True,
+    seed: int = 0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FedBE: ...
+@overload
+def aggregator(
+    name: Literal["feddf"],
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 100,
+    lr: float = 0.001,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FedDF: ...
 @overload
 def aggregator(
     name: Literal["feddisco"],
@@ -1442,9 +1888,20 @@ def aggregator(
 ) -> FedDisco: ...
 @overload
 def aggregator(
+    name: Literal["fedfomo"],
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FedFomo: ...
+@overload
+def aggregator(
     name: Literal["fedlaw"],
     *,
     model: torch.nn.Module | None = None,
+    progress: bool | None = None,
     mode: Literal["both", "gws", "law"] = "both",
     base: Literal["exp", "quad"] = "exp",
     swa: bool = False,
@@ -1452,7 +1909,7 @@ def aggregator(
     lr: float = 0.01,
     swa_lr: float = 0.05,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
-    progress: bool | None = None,
+    stop_after: int | None = None,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -1501,6 +1958,18 @@ def aggregator(
 ) -> GeometricMedian: ...
 @overload
 def aggregator(
+    name: Literal["ifca"],
+    *,
+    models: int = 2,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> IFCA: ...
+@overload
+def aggregator(
     name: Literal["krum"],
     *,
     f: int = 1,
@@ -1536,6 +2005,21 @@ def aggregator(
 ) -> MultiKrum: ...
 @overload
 def aggregator(
+    name: Literal["server_ft"],
+    *,
+    model: torch.nn.Module | None = None,
+    progress: bool | None = None,
+    epochs: int = 2,
+    lr: float = 0.001,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> ServerFT: ...
+@overload
+def aggregator(
     name: Literal["simagg"],
     *,
     eps: float = 1e-05,
@@ -1560,9 +2044,22 @@ def aggregator(
 ) -> SimProx: ...
 @overload
 def aggregator(
+    name: Literal["uniform"],
+    *,
+    server_lr: float = 1.0,
+    gamma: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> Uniform: ...
+@overload
+def aggregator(
     name: Literal["weiavg"],
     *,
     lam: float = 1.0,
+    by: Literal["projection", "entropy"] = "projection",
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",

@@ -28,6 +28,10 @@ def _run(argv: list[str]) -> int:
         from fastagg.sim.command import main as simulator
 
         return simulator(argv[0], argv[1:])
+    if argv[:1] == ["reproduce"]:
+        from fastagg.sim.reproduce import main as reproduce
+
+        return reproduce(argv[1:])
     if argv[:1] == ["aggregate"]:
         from fastagg._engine.files.command import main as aggregate
 
@@ -68,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("sim", help="train federated models on this machine: fastagg sim --help", add_help=False)
     commands.add_parser(
         "compare", help="compare methods and seeds in one report: fastagg compare --help", add_help=False
+    )
+    commands.add_parser(
+        "reproduce", help="run a paper's experiments, with its numbers beside: fastagg reproduce --help", add_help=False
     )
     for command in (listed, about):
         command.add_argument("--json", action="store_true", help="machine-readable output")

@@ -24,7 +24,7 @@ from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import example_batches
 from fastagg._engine.registry import registry
 from helpers.cohort import clone
-from helpers.every_method import METHODS, OPTIONS, models
+from helpers.every_method import METHODS, OPTIONS, TRAINERS, models, of_some
 from helpers.every_method import cohort as net_round
 from helpers.odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
 from helpers.profiles import cases, check_number_of_cases
@@ -247,7 +247,7 @@ IDS = [*range(-2, 20), *(f"hospital {i}" for i in range(18)), "7", ""]
 
 @st.composite
 def net_rounds(draw, least):
-    """Rounds of the model that fedlaw trains"""
+    """Rounds of the model that is trained on proxy data"""
     g, clients = net_round(draw(st.integers(least, 12)), draw(st.integers(0, 99)), draw(st.sampled_from([1e-3, 0.1])))
     return Round(g, clients, g, clients, False)
 
@@ -269,13 +269,11 @@ class Given:
     def run(self, server, clients=None, order=None):
         """One round of the clients (default: the odd ones) in this order (default: all, as they are)"""
         order = list(range(self.round.K)) if order is None else list(order)
-        if self.name == "fedlaw":  # torch trains its model, and promises no bits for any number of threads
+        if self.name in TRAINERS:  # torch trains its model, and promises no bits for any number of threads
             torch.set_num_threads(1)
         cls, clients = registry()[self.name], self.round.clients if clients is None else clients
         specs = {spec.name: spec for spec in cls.round_inputs}
-        inputs = {
-            k: np.take(v, order, specs[k].client_axis) if specs[k].per_client else v for k, v in self.inputs.items()
-        }
+        inputs = {k: of_some(specs[k], v, order) for k, v in self.inputs.items()}
         sizes = None if self.sizes is None else [self.sizes[k] for k in order]
         try:
             return server.aggregate(
@@ -294,7 +292,7 @@ class Given:
 @st.composite
 def tasks(draw, name, least=5):
     """least: Krum needs five clients to do without one"""
-    r = draw(net_rounds(least) if name == "fedlaw" else rounds(least, many=False))
+    r = draw(net_rounds(least) if name in TRAINERS else rounds(least, many=False))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     options, inputs = dict(OPTIONS[name]), {}
     fields = {f.name for f in dataclasses.fields(registry()[name])}
@@ -307,8 +305,12 @@ def tasks(draw, name, least=5):
     for spec in registry()[name].round_inputs:
         if spec.kind == "proxy":
             inputs[spec.name] = example_batches()
+        elif spec.pairwise:
+            if spec.required or draw(st.booleans()):
+                inputs[spec.name] = rng.random((r.K, r.K))
         elif spec.entry_dims == 1:
-            inputs[spec.name] = rng.random((r.K, 4)) + 0.1
+            if options.get("variant") != "cos":  # FedAWA's, which takes no labels
+                inputs[spec.name] = rng.random((r.K, 4)) + 0.1
         elif spec.required or (spec.from_clients and draw(st.booleans())):
             inputs[spec.name] = rng.integers(1, 9, r.K)
     sizes = draw(st.none() | st.just([*rng.integers(0, 500, r.K - 1).tolist(), 1]))

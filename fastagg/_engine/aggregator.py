@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from fastagg._engine.describe import ClientValue, describe, describe_several
 from fastagg._engine.distributed.sharded import OverGroup
 from fastagg._engine.examples import ExampleRound, example_inputs
 from fastagg._engine.in_memory import InMemory
-from fastagg._engine.inputs import ClientId, RoundInput, read_client_ids
+from fastagg._engine.inputs import ClientId, RoundInput, missing_global, read_client_ids
 from fastagg._engine.numerics import float64
 from fastagg._engine.options import SetBy
 from fastagg._engine.result import Result, Results
@@ -110,6 +110,11 @@ class Aggregator(Generic[R]):
     def check_options(self) -> None:
         """Checks what the annotations of the options cannot express; sets defaults that depend on other options"""
 
+    def require(self, *names: str) -> None:
+        """Makes round inputs of these names required, for check_options(): with these options no round is without"""
+        specs = [replace(spec, required=spec.required or spec.name in names) for spec in self.round_inputs]
+        vars(self).update(round_inputs=tuple(specs))  # of this object
+
     def weigh(self, cohort: Cohort, *args: Any, **inputs: Any) -> Weights | np.ndarray:
         """Returns the clients' weights, computed from the cohort's Gram, data shares and state, and the round inputs"""
         raise NotImplementedError
@@ -141,6 +146,10 @@ class Aggregator(Generic[R]):
     def explain(self, cohort: Cohort, error: InputError, *args: Any, **inputs: Any) -> InputError:
         """Returns the error that the mix raised, or one that says more: which input may have caused it"""
         return error
+
+    def missing_global(self) -> InputError:
+        """What is raised where a round needs a global model and has none"""
+        return missing_global()
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the
@@ -296,8 +305,9 @@ class PersonalisedAggregator(Aggregator[Results]):
 class ClusterAggregator(Aggregator[Results]):
     """A method that produces one model per cluster; weigh() returns [M, K], with about={"clusters": ids}.
 
-    clusters   the client ids of every cluster, including clients that are absent from this round, for programs that
-               send each client the model of its cluster
+    clusters       the client ids of every cluster, including clients that are absent from this round, for programs that
+                   send each client the model of its cluster
+    first_models   how many models there are before the first round, of which clients choose if there are several
     """
 
     produces = "clusters"
@@ -305,3 +315,7 @@ class ClusterAggregator(Aggregator[Results]):
     @property
     def clusters(self) -> list[list[Any]]:
         raise NotImplementedError
+
+    @property
+    def first_models(self) -> int:
+        return 1

@@ -43,7 +43,7 @@ def _example(spec: RoundInput, K: int, generator: torch.Generator) -> Any:
         return example_batches()
     if spec.entry_dims == 0:
         return list(range(1, K + 1))
-    return torch.rand(K, CLASSES, generator=generator, dtype=torch.float64) + 0.1
+    return torch.rand(K, K if spec.pairwise else CLASSES, generator=generator, dtype=torch.float64) + 0.1
 
 
 def example_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:

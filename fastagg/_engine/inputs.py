@@ -29,12 +29,17 @@ class RoundInput:
     per_client     it has an entry for every client, along client_axis: K numbers, or K rows of numbers
     client_axis    0, or -1
     entry_dims     dimensions of one client's entry: 0 for a number, 1 for a row; None: either
+    pairwise       a client's entry is a row of K numbers, one about each client in the order of the clients given
     low, above     every number is at least low, or more than above
     not_all_zero   a client whose numbers are all zero is a bad client
     from_clients   clients may report it themselves, so frameworks read it from their replies, and a wrong entry makes a
                    bad client. False: the server provides it, and a wrong entry is an error
     kind           what it is to a program that has such things for any method: "labels" (label counts, or shares),
-                   "steps" (local steps), "proxy" (batches of proxy data). The simulator supplies these.
+                   "entropies" (of the labels, in nats), "steps" (local steps), "proxy" (batches of proxy data),
+                   "cross_losses" (of all clients' models on each client's data), "start_losses" (of the model it
+                   started from), "start_distances" (of all clients' models from that one), "choices" (the number of the
+                   model it started from). The simulator supplies those that a method requires, by its class or by its
+                   options, and start_distances where clients started from different models.
     """
 
     name: str
@@ -43,6 +48,7 @@ class RoundInput:
     per_client: bool = True
     client_axis: int = 0
     entry_dims: int | None = 0
+    pairwise: bool = False
     low: float | None = None
     above: float | None = None
     not_all_zero: bool = False
@@ -123,6 +129,11 @@ def read_inputs(
             found[spec.name] = value
         else:
             found[spec.name], wrong = _read_per_client(spec, value, ids)
+            if spec.pairwise and len(wrong) < len(ids) and found[spec.name].shape != (len(ids), len(ids)):
+                raise InputError(
+                    f"{spec.name} have shape {found[spec.name].shape}, expected {(len(ids), len(ids))}: a row for each "
+                    "client, with a number about each client"
+                )
             if wrong and not spec.from_clients:
                 raise InputError(str(bad_clients(wrong, ids)))
             faults |= {k: reason for k, reason in wrong.items() if k not in faults}
@@ -237,7 +248,11 @@ def _shown(given: Any, k: int, ids: Sequence[ClientId], axis: int = 0) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def missing_global() -> InputError:
+    return InputError("the global model is None; a Gram needs the model the clients started from")
+
+
 def require_global(global_sd: StateDict | None) -> StateDict:
     if global_sd is None:
-        raise InputError("the global model is None; a Gram needs the model the clients started from")
+        raise missing_global()
     return global_sd

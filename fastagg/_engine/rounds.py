@@ -14,7 +14,7 @@ from fastagg._engine.access import Access
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.cohort import Cohort
 from fastagg._engine.describe import in_callers_order
-from fastagg._engine.inputs import RoundInput, data_shares, read_client_ids, read_inputs, read_sizes, require_global
+from fastagg._engine.inputs import RoundInput, data_shares, read_client_ids, read_inputs, read_sizes
 from fastagg._engine.outputs import list_of
 from fastagg._engine.table import Out, StateDict, Table
 
@@ -42,8 +42,8 @@ def run(
         raise AssertionError
     K = len(client_sds)
     ids = read_client_ids(client_ids, K)
-    if method.needs_global:
-        require_global(global_sd)
+    if method.needs_global and global_sd is None:
+        raise method.missing_global()
     values, bad = read_inputs(method.name, method.round_inputs, inputs, ids)
     amounts, no_size = read_sizes(sizes, ids)
     bad |= no_size
@@ -129,4 +129,4 @@ def _some(spec: RoundInput, value: Any, order: Sequence[int], K: int) -> Any:
     """An input for some of the K clients, in this order"""
     if not spec.per_client or order == list(range(K)):
         return value
-    return np.take(value, order, spec.client_axis)
+    return value[np.ix_(order, order)] if spec.pairwise else np.take(value, order, spec.client_axis)

@@ -179,7 +179,7 @@ class FastAggAggregator(ModelAggregator):
         whole: dict[str, Mapping[str, Any]] = {
             name: model.params or {} for name, model in self._models.items() if name not in faults
         }
-        keys = self._keys(list(whole.values()))
+        keys = self._keys(kind, list(whole.values()))
         others = {name: sorted(params.keys() - set(keys)) for name, params in whole.items()}
         on_disk = any(_is_lazy(value) for params in whole.values() for value in params.values())
         # where weights do not depend on the models, keys can be mixed one by one
@@ -208,7 +208,7 @@ class FastAggAggregator(ModelAggregator):
         self, kind: ParamsType, center: dict[str, Any] | None, clients: list, sizes: list[float], names: list[str]
     ) -> Any:
         inputs = self._client_inputs(names) | self.round_inputs()
-        if center is None or kind == ParamsType.FULL or not self._server.needs_global:
+        if center is None or kind == ParamsType.FULL or not self._needs_global(kind):
             # where it needs no global model it is a weighted mean: of the updates as of the models
             return self._server.aggregate(center, clients, sizes, names, **inputs)
         wide = {key: _widened(value) for key, value in center.items()}
@@ -217,9 +217,13 @@ class FastAggAggregator(ModelAggregator):
             result[key] = _in_form(result[key] - wide[key], like)
         return result
 
-    def _keys(self, models: list[Mapping[str, Any]]) -> list[str]:
+    def _needs_global(self, kind: ParamsType) -> bool:
+        """Of updates, gamma times their mean is not the update to gamma times the mean of the models"""
+        return self._server.needs_global or (kind == ParamsType.DIFF and getattr(self._server, "gamma", 1.0) != 1.0)
+
+    def _keys(self, kind: ParamsType, models: list[Mapping[str, Any]]) -> list[str]:
         """What is aggregated: of the global model, or where it is not known of all that came, what most clients sent"""
-        if self._global is None and self._server.needs_global:
+        if self._global is None and self._needs_global(kind):
             raise fastagg.InputError(
                 f"{self.method} needs the global model, and this controller fires no BEFORE_TRAIN_TASK"
             )

@@ -21,8 +21,39 @@ import torch
 from fastagg.extend import ClusterAggregator, Cohort, InputError, Range, Weights, register
 
 
+class NumberedClusters(ClusterAggregator):
+    """What methods share that remember the number of each client's cluster"""
+
+    state: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
+
+    @property
+    def clusters(self) -> list[list[Any]]:
+        """The client ids of every cluster"""
+        members: dict[int, list[Any]] = {}
+        for name, number in self.state.items():
+            members.setdefault(number, []).append(name)
+        return [members[number] for number in sorted(members)]
+
+    def known_clients(self) -> Iterable[Any]:
+        return self.state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
+        numbers = torch.tensor(list(self.state.values()), dtype=torch.int64)
+        return {"method": self.name, "client_ids": list(self.state), "clusters": numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state(state, ("client_ids", "clusters"))
+        ids, [numbers] = self.read_clients(state, "clusters")
+        if numbers.shape != (len(ids),):
+            raise InputError(f"{self.name} state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
+        if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
+            raise InputError(f"{self.name} state: clusters are not numbered by integers >= 0")
+        self.state = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
+
+
 @register
-class CFL(ClusterAggregator):
+class CFL(NumberedClusters):
     """Clusters of clients, one model per cluster; a cluster is split when the updates of its clients diverge.
 
     eps1        a cluster is split if its mean update is shorter than this,
@@ -52,15 +83,6 @@ class CFL(ClusterAggregator):
     min_size: Annotated[int, Range(1)] = 2
     linkage: Literal["complete", "single"] = "complete"
     weighted: bool = True
-    state: dict[Any, int] = field(init=False, default_factory=dict, repr=False)  # client id -> number of its cluster
-
-    @property
-    def clusters(self) -> list[list[Any]]:
-        """The client ids of every cluster"""
-        members: dict[int, list[Any]] = {}
-        for name, number in self.state.items():
-            members.setdefault(number, []).append(name)
-        return [members[number] for number in sorted(members)]
 
     def weigh(self, cohort: Cohort) -> Weights:
         gram = cohort.gram().host
@@ -71,7 +93,7 @@ class CFL(ClusterAggregator):
         split = set()
         for c in np.unique(number):
             members = np.flatnonzero(number == c)
-            if self._is_split(G[np.ix_(members, members)], _shares(n[members])):
+            if self._is_split(G[np.ix_(members, members)], shares_within(n[members])):
                 second = bipartition(1 - cosine[np.ix_(members, members)], self.linkage)
                 number[members[second]] = following
                 following += 1
@@ -80,7 +102,7 @@ class CFL(ClusterAggregator):
         mixing = np.zeros((len(present), cohort.K))
         for row, c in zip(mixing, present, strict=True):
             members = np.flatnonzero(number == c)
-            row[members] = _shares(n[members])
+            row[members] = shares_within(n[members])
         clusters = [[cohort.ids[k] for k in np.flatnonzero(row)] for row in (number == present[:, None])]
         kept = {name: c for name, c in cohort.state.items() if c not in split}
         cohort.state = kept | {name: int(c) for name, c in zip(cohort.ids, number, strict=True)}
@@ -89,23 +111,6 @@ class CFL(ClusterAggregator):
     def _is_split(self, G: np.ndarray, n: np.ndarray) -> bool:
         mean, longest = np.sqrt(max(n @ G @ n, 0)), np.sqrt(max(G.diagonal().max(), 0))
         return bool(len(n) > self.min_size and mean < self.eps1 and longest > self.eps2)
-
-    def known_clients(self) -> Iterable[Any]:
-        return self.state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
-        numbers = torch.tensor(list(self.state.values()), dtype=torch.int64)
-        return {"method": self.name, "client_ids": list(self.state), "clusters": numbers}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.check_state(state, ("client_ids", "clusters"))
-        ids, [numbers] = self.read_clients(state, "clusters")
-        if numbers.shape != (len(ids),):
-            raise InputError(f"cfl state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
-        if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
-            raise InputError("cfl state: clusters are not numbered by integers >= 0")
-        self.state = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
 
 
 def _numbers(cohort: Cohort, cosine: np.ndarray) -> np.ndarray:
@@ -119,7 +124,7 @@ def _numbers(cohort: Cohort, cosine: np.ndarray) -> np.ndarray:
     return number
 
 
-def _shares(n: np.ndarray) -> np.ndarray:
+def shares_within(n: np.ndarray) -> np.ndarray:
     """Data shares in a cluster; equal ones where it has no data"""
     total = n.sum()
     return n / total if total > 0 else np.full(len(n), 1 / len(n))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,9 @@ from fastagg.extend import (
     shares,
 )
 
-CLASS_DIST = RoundInput("class_dist", "each client's class distribution, [K, classes]", entry_dims=1, low=0)
+CLASS_DIST = RoundInput(
+    "class_dist", "each client's class distribution, [K, classes]", entry_dims=1, low=0, kind="labels"
+)
 
 
 @register
@@ -53,8 +55,10 @@ class CwFedAvg(PersonalisedAggregator):
     head         key of the output layer's weight, one row per class
     scope        which tensors are personalised; the others are plain FedAvg. "all"; "output": the layer of head, best
                  in the paper's tables; or a regular expression that is searched for in the keys
+    by           where class distributions come from: "norms" of the rows of head (Eq. 4); "labels": every round then
+                 needs class_dist
     class_dist   per round: [K, C], one row of shares or sample counts per client (each row is divided by its sum, so
-                 counts do not replace sizes); default: estimated from the row norms of head (Eq. 4)
+                 counts do not replace sizes), which replaces the estimate from head
 
     The model of a class that no client has is FedAvg. A client whose row is all zero is treated as having the classes
     of the whole cohort, and gets FedAvg. The global model may be None.
@@ -72,8 +76,11 @@ class CwFedAvg(PersonalisedAggregator):
 
     head: Annotated[str, SetBy("head")] = "fc.weight"
     scope: str = "all"
+    by: Literal["norms", "labels"] = "norms"
 
     def check_options(self) -> None:
+        if self.by == "labels":
+            self.require("class_dist")
         for option in ("head", "scope"):
             value = getattr(self, option)
             if not isinstance(value, str) or not value:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ from fastagg.extend import (
     ratio,
     register,
 )
+from fastagg.methods.feddisco import LABEL_DIST, FedDisco
 
 # Defaults of steps and of Adam's lr. Those of "paper" were chosen by benchmarks/fedawa_steps.py, see docs/methods.md.
 STEPS = {"paper": 5, "released": 1}
@@ -73,6 +74,9 @@ class FedAWA(GlobalAggregator):
     layerwise   FedAWA-L: separate weights for every layer
     logits_by   "released" carries one logit per client id ("id"), or per position in client_sds ("position"), as the
                 authors' code does when only some of the clients take part
+    start       the weights to start from: "shares" of the data; "feddisco": those of FedDisco with its defaults (Figure
+                6): every round then needs label_dist. "released" starts at these as logits, as it does at shares
+    label_dist  per round: each client's label distribution, [K, classes], as counts or shares; the start is FedDisco's
     logits      per round: the starting point, [K] or [L, K], for example .logits of a former result. Passing them on in
                 "paper" makes the weights collapse onto one client within a few rounds.
 
@@ -86,6 +90,7 @@ class FedAWA(GlobalAggregator):
     reads = "products"
     round_inputs = (
         RoundInput("logits", "the logits to start from", client_axis=-1, entry_dims=None, from_clients=False),
+        replace(LABEL_DIST, required=False),
     )
     client_values = (ClientValue("logits"),)
 
@@ -97,9 +102,16 @@ class FedAWA(GlobalAggregator):
     gamma: Annotated[float, Range()] = 1.0
     layerwise: bool = False
     logits_by: Literal["id", "position"] = "id"
+    start: Literal["shares", "feddisco"] = "shares"
     state: Carried = field(init=False, default_factory=lambda: Carried({}), repr=False)
 
     def check_options(self) -> None:
+        if self.start == "feddisco":
+            if self.variant == "cos":
+                raise ValueError(
+                    "fedawa: variant='cos' has no weights to start from; choose another, or start='shares'"
+                )
+            self.require("label_dist")
         if self.steps is None:
             self.steps = STEPS.get(self.variant, 1)
         if self.lr is None:
@@ -117,13 +129,16 @@ class FedAWA(GlobalAggregator):
         """With the weights, and with the weights over distances, in every step"""
         return 1 if self.variant == "cos" else 2 * (self.steps or 0)
 
-    def weigh(self, cohort: Cohort, logits: np.ndarray | None = None) -> Weights:
+    def weigh(self, cohort: Cohort, logits: np.ndarray | None = None, label_dist: np.ndarray | None = None) -> Weights:
         layers, carried = cohort.layers if self.layerwise else None, cohort.state
         if carried.logits and layers != carried.layers:
             raise InputError(
                 f"the model's layers are {layers}, but this aggregator carries logits for {carried.layers}"
             )
-        start = self._start(cohort, logits)
+        n = cohort.shares if label_dist is None else FedDisco().weigh(cohort, label_dist).values
+        if self.variant == "cos" and label_dist is not None:
+            raise InputError("fedawa: variant='cos' has no weights to start from, and takes no label_dist")
+        start = self._start(cohort, n, logits)
         first = cohort.shares if self.variant == "cos" else softmax(start)
         if self.knows_weights:
             return Weights(first, scale=self.gamma, with_gram=True, about={"logits": start})
@@ -133,7 +148,7 @@ class FedAWA(GlobalAggregator):
         distances = cohort.distance_gram(self.layerwise, times=first) if self.variant == "paper" else gram
         weights, after = solve(gram, start, self, distances)
         if self.variant == "paper" and logits is None:
-            weights = np.where(cohort.shares > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log
+            weights = np.where(n > 0, weights, 0.0)  # 1e-300, where a share of 0 has no finite log
         return Weights(weights, scale=self.gamma, about={"logits": after})
 
     def learn(self, cohort: Cohort, weights: Weights, result: Result | None) -> None:
@@ -160,9 +175,8 @@ class FedAWA(GlobalAggregator):
                 known = float64(given)[..., k] if given is not None else self.state.logits.get(name)
                 logits[..., k] = mean if known is None else torch.as_tensor(known)
 
-    def _start(self, cohort: Cohort, given: np.ndarray | None) -> np.ndarray:
-        """Logits to start from: those given, those remembered, or the method's first"""
-        n = cohort.shares
+    def _start(self, cohort: Cohort, n: np.ndarray, given: np.ndarray | None) -> np.ndarray:
+        """Logits to start from: those given, those remembered, or the method's first, of weights n [K]"""
         start = n if self.variant == "released" else np.log(np.maximum(n, 1e-300))  # a share of 0 has no finite log
         start = np.tile(start, (len(cohort.layers), 1)) if self.layerwise else start.copy()
         if given is not None:

@@ -18,6 +18,10 @@ import torch
 from fastagg.extend import ClientValue, Cohort, GlobalAggregator, Range, RoundInput, Weights, ratio, register, shares
 
 TINY = np.finfo(np.float64).tiny
+LABEL_DIST = RoundInput(
+    "label_dist", "each client's label distribution, [K, classes]", required=True, entry_dims=1, low=0,
+    not_all_zero=True, kind="labels",
+)  # fmt: skip
 
 
 @register
@@ -40,12 +44,7 @@ class FedDisco(GlobalAggregator):
     reads = "weights"
     needs_global = False  # None is accepted; otherwise its form is checked
     client_values = (ClientValue("discrepancy"),)
-    round_inputs = (
-        RoundInput(
-            "label_dist", "each client's label distribution, [K, classes]", required=True, entry_dims=1, low=0,
-            not_all_zero=True, kind="labels",
-        ),
-    )  # fmt: skip
+    round_inputs = (LABEL_DIST,)
 
     a: Annotated[float, Range(0)] = 0.5
     b: Annotated[float, Range()] = 0.1

@@ -9,11 +9,7 @@ mixed model, never K scaled ones. Where only gamma is learned the clients are re
 
 from __future__ import annotations
 
-import copy
-import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -23,49 +19,43 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR
 
 from fastagg.extend import (
-    FLOATING,
     Cohort,
-    ExampleNet,
-    ExampleRound,
-    GlobalAggregator,
     InputError,
     Layout,
     Pass,
     Range,
     Result,
-    RoundInput,
-    SetBy,
     Table,
     Weights,
     as_tensor,
-    example_inputs,
     kernels,
-    nonfinite,
     register,
     tables,
 )
+from fastagg.methods.on_proxy import CountsRounds, Loss, LossError, bare, call, check_total, pair, progress_bar
 
-Loss = Callable[[Any, Any], Tensor]
 SWA_AFTER = 6  # epochs before the client weights are averaged, as in the authors' code
 
 
 @register
-class FedLAW(GlobalAggregator):
+class FedLAW(CountsRounds):
     """Client weights and a shrinking factor, learned by gradient descent on proxy data of the server.
 
-    model      the nn.Module whose state dicts are aggregated; required, and never modified
-    mode       "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
-    base       how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
-    swa        two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
-               averaging), then gamma; with mode="law", the first stage only
-    epochs     passes over the proxy data
-    lr         learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
-               CIFAR-10
-    swa_lr     what the learning rate rises to while l is averaged
-    loss       function of (output, target) that returns a scalar tensor; default: cross-entropy
-    progress   show a progress bar (if tqdm is installed); default: only if stderr is a terminal
-    proxy      per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
-               list); an iterator is read once and its batches are kept
+    model        the nn.Module whose state dicts are aggregated; required, and never modified
+    mode         "both"; "gws", adaptive global weight shrinking: gamma only; "law", attentive weights: l only
+    base         how weights are computed from the learned variables: "exp" (softmax, exp) or "quad" (squares)
+    swa          two stages of half the epochs each: first l, averaged over the epochs of its stage (stochastic weight
+                 averaging), then gamma; with mode="law", the first stage only
+    epochs       passes over the proxy data
+    lr           learning rate of Adam (betas 0.5, 0.999), halved every 20 epochs; the authors use 0.005 except for
+                 CIFAR-10
+    swa_lr       what the learning rate rises to while l is averaged
+    loss         function of (output, target) that returns a scalar tensor; default: cross-entropy
+    stop_after   learn in this many rounds, and take the data shares and gamma = 1 from then on (early-stopped LAW,
+                 Figure 5); default: never stop
+    progress     show a progress bar (if tqdm is installed); default: only if stderr is a terminal
+    proxy        per round: (input, target) batches in any iterable that can be read again every epoch (a DataLoader, a
+                 list); an iterator is read once and its batches are kept
 
     Learning starts at gamma = 1 and the data shares. The model runs in training mode, so normalisation layers use the
     statistics of the proxy batch. What they accumulate is discarded: buffers of the result are the mean of the clients'
@@ -76,15 +66,7 @@ class FedLAW(GlobalAggregator):
 
     name = "fedlaw"
     paper = "Li et al., ICML 2023"
-    reads = "models"  # on proxy data; the Gram is for the result only
-    round_inputs = (
-        RoundInput(
-            "proxy", "proxy data, an iterable of (input, target) batches", required=True, per_client=False,
-            from_clients=False, kind="proxy",
-        ),
-    )  # fmt: skip
 
-    model: Annotated[nn.Module | None, SetBy("module")] = None
     mode: Literal["both", "gws", "law"] = "both"
     base: Literal["exp", "quad"] = "exp"
     swa: bool = False
@@ -92,38 +74,28 @@ class FedLAW(GlobalAggregator):
     lr: Annotated[float, Range(above=0)] = 0.01
     swa_lr: Annotated[float, Range(above=0)] = 0.05
     loss: Loss | None = None
-    progress: Annotated[bool | None, SetBy("progress")] = None
+    stop_after: Annotated[int, Range(0)] | None = None
 
     def check_options(self) -> None:
-        if self.model is not None and not isinstance(self.model, nn.Module):
-            raise ValueError(f"fedlaw: model is a {type(self.model).__name__}, expected an nn.Module")
+        super().check_options()
         if self.swa and self.mode == "gws":
             raise ValueError("fedlaw: swa=True averages the clients' weights, which mode='gws' does not learn")
         if self.loss is not None and not callable(self.loss):
             raise ValueError(f"fedlaw: loss={self.loss!r}; expected a function of (output, target)")
 
-    def why_not_on_files(self) -> str:
-        return "it learns on proxy data with the model itself: it cannot work on files alone"
-
-    def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
-        return "it trains whole models, and takes no group"
+    @property
+    def stopped(self) -> bool:
+        return self.stop_after is not None and self.state >= self.stop_after
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
-        return "gram_mix", "mix"  # and two in every step on proxy data
-
-    @classmethod
-    def example_round(cls, K: int) -> ExampleRound:
-        torch_state = torch.random.get_rng_state()
-        model = ExampleNet()
-        torch.random.set_rng_state(torch_state)
-        return ExampleRound({"model": model, "epochs": 3, "progress": False}, example_inputs(cls.round_inputs, K))
+        return ("gram_mix",) if self.stopped else ("gram_mix", "mix")  # and two in every step on proxy data
 
     def weigh(self, cohort: Cohort, proxy: Any) -> Weights:
-        if self.model is None:
-            raise ValueError("fedlaw: no model; the loss on proxy data needs the nn.Module, pass model=")
-        check_proxy(proxy)
-        cohort.check_out()  # now, not after all epochs
-        table = cohort.table
+        self.check_round(cohort, proxy)
+        rounds, table = cohort.state, cohort.table
+        cohort.state = rounds + 1
+        if self.stop_after is not None and rounds >= self.stop_after:
+            return Weights(cohort.shares, with_gram=True, about={"gamma": 1.0, "losses": []})
         with torch.inference_mode(False), torch.enable_grad():
             [start] = cohort.mix(Weights(cohort.shares, with_gram=True), fresh=True)
             # only now: a client that is not finite showed, and an iterator can be read but once
@@ -131,14 +103,9 @@ class FedLAW(GlobalAggregator):
             try:
                 lam, gamma, losses = trainer.train(cohort.shares)
             except LossError as error:
-                odd = nonfinite.dominant(cohort.gram().norms().cpu().numpy())
-                raise nonfinite.too_large(table, odd, str(error)) from error
+                raise self.blamed(cohort, error) from error
         about = {"gamma": gamma, "losses": losses}
         return Weights(lam, scale=gamma, others=lam, others_for=~trainer.is_param, about=about)
-
-
-class LossError(InputError):
-    """The loss on the proxy data is not finite"""
 
 
 class Trainer:
@@ -149,13 +116,11 @@ class Trainer:
         self.criterion = options.loss or nn.functional.cross_entropy
         model = options.model
         assert model is not None
-        names = parameter_names(model, table)
+        names = options.parameter_names(table)
         self.is_param = np.array([key in names for key in table.layout.keys], dtype=bool)
         used = np.flatnonzero(self.is_param)
         self.clients = tables.build(None, [{table.layout.keys[t]: client[t] for t in used} for client in table.clients])
-        # Every tensor is replaced in a call, so the copy may share them: it owns no more than the training flags.
-        shared = chain(model.parameters(), model.buffers())
-        self.module = copy.deepcopy(model, {id(t): t for t in shared}).train()
+        self.module = bare(model).train()
         self.buffers = {
             name: as_tensor(start[name], "start", name) if name in start else value.detach().to(self.device, copy=True)
             for name, value in model.named_buffers(remove_duplicate=False)
@@ -169,7 +134,7 @@ class Trainer:
         device = "cpu" if self.device.type == "mps" else self.device  # Apple's GPUs have no float64
         x = torch.tensor(np.log(np.maximum(n, 1e-300)) if exp else np.sqrt(n), device=device)
         y = torch.tensor(0.0 if exp else 1.0, dtype=torch.float64, device=device)
-        self.bar = progress_bar(o.progress, o.epochs)
+        self.bar = progress_bar(o.name, o.progress, o.epochs)
         try:
             if not o.swa:
                 self.learn(x, y, {"both": (x, y), "gws": (y,), "law": (x,)}[o.mode], o.epochs)
@@ -206,8 +171,7 @@ class Trainer:
                 loss.backward()
                 optimizer.step()
                 total, count = total + loss.item(), count + 1
-                if not math.isfinite(total):
-                    raise LossError(f"fedlaw: the loss on proxy batch {count - 1} is {loss.item()} in epoch {epoch}")
+                check_total(o.name, total, loss, count - 1, epoch)
             if not count:
                 raise InputError(f"proxy: it gave no batch in epoch {epoch}")
             self.losses.append(total / count)
@@ -227,18 +191,9 @@ class Trainer:
         return dict(zip(sources.layout.keys, FusedMix.apply(weights, sources), strict=True))
 
     def loss_of(self, parameters: dict[str, Tensor], batch: Any) -> Tensor:
-        if not isinstance(batch, Sequence) or len(batch) != 2:
-            raise InputError(f"proxy: a batch is a {type(batch).__name__}, expected a pair (input, target)")
-        given, target = (v.to(self.device) if isinstance(v, Tensor) else v for v in batch)
-        tensors = parameters | self.buffers  # buffers are updated in place
-        output = torch.func.functional_call(self.module, tensors, (given,), tie_weights=False)
-        loss = self.criterion(output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InputError(f"fedlaw: loss gave a {found}, expected a scalar tensor")
-        if not loss.requires_grad:
-            raise InputError("fedlaw: the loss does not depend on the model's parameters")
-        return loss
+        given, target = (v.to(self.device) if isinstance(v, Tensor) else v for v in pair(batch))
+        output = call(self.module, parameters | self.buffers, given)  # buffers are updated in place
+        return self.options.check_loss(self.criterion(output, target))
 
 
 class FusedMix(torch.autograd.Function):
@@ -268,36 +223,3 @@ def client_weights(x: Tensor, base: str) -> Tensor:
 
 def shrinking(y: Tensor, base: str) -> Tensor:
     return y.exp() if base == "exp" else y * y
-
-
-def parameter_names(model: nn.Module, table: Table) -> set[str]:
-    """Keys that gamma scales, once it is certain that the table is of this model. Tied ones have all their names."""
-    expected = {key: tuple(value.shape) for key, value in model.state_dict().items() if isinstance(value, Tensor)}
-    found = dict(zip(table.layout.keys, table.layout.shapes, strict=True))
-    for key in sorted(expected.keys() ^ found.keys()):
-        raise InputError(f"fedlaw: key {key!r} is in {'model' if key in expected else 'the clients'} only")
-    for key, shape in expected.items():
-        if found[key] != shape:
-            raise InputError(f"fedlaw: key {key!r} has shape {shape} in model, {found[key]} in the clients")
-    names = {name for name, p in model.named_parameters(remove_duplicate=False) if p.dtype in FLOATING}
-    if not names:
-        raise InputError("fedlaw: model has no parameters")
-    return names
-
-
-def check_proxy(proxy: Any) -> None:
-    if isinstance(proxy, Tensor) or not (hasattr(proxy, "__iter__") or hasattr(proxy, "__getitem__")):
-        raise InputError(f"proxy is a {type(proxy).__name__}, expected an iterable of (input, target) batches")
-
-
-def progress_bar(wanted: bool | None, epochs: int) -> Any:
-    """tqdm's, or None when it is not wanted or not installed"""
-    if wanted is None:
-        wanted = sys.stderr is not None and sys.stderr.isatty()
-    if not wanted:
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=epochs, desc="fedlaw", unit="epoch")

@@ -13,7 +13,7 @@ magnitude; values that are so already are not shifted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,9 @@ class WeiAvg(GlobalAggregator):
     """Weights from the diversity of the clients' data, estimated by how far each update goes along the mean update.
 
     lam         emphasis on diverse clients, the exponent of their diversity: 0 is the plain mean, 10 is strong
-    entropies   per round: the entropy of each client's labels, [K], instead of the projection; the round is then a
+    by          what diversity is measured by: "projection" of the updates (Algorithm 2); "entropy" of the labels
+                (Algorithm 1): every round then needs entropies
+    entropies   per round: the entropy of each client's labels, [K], which replaces the projection; the round is then a
                 single read of the clients
 
     Sizes are not used: the paper's clients have equal data sizes, and its u is their plain mean.
@@ -36,10 +38,15 @@ class WeiAvg(GlobalAggregator):
     name = "weiavg"
     paper = "Dong et al., IEEE WF-IoT 2023"
     reads = "products"
-    round_inputs = (RoundInput("entropies", "the entropy of each client's labels", low=0),)
+    round_inputs = (RoundInput("entropies", "the entropy of each client's labels", low=0, kind="entropies"),)
 
     # the text's "1e-4" must be the learning rate, which is missing there: it would be the plain mean
     lam: Annotated[float, Range(0)] = 1.0
+    by: Literal["projection", "entropy"] = "projection"
+
+    def check_options(self) -> None:
+        if self.by == "entropy":
+            self.require("entropies")
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         return ("gram", "mix") if inputs.get("entropies") is None else ("mix",)

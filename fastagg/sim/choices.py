@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 ATTACKS = ("none", "noise", "flip", "scale")
-DATASETS = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-PIXELS = ("standard", "unit")
-MODELS = ("mlp", "lenet", "cnn", "resnet8", "resnet20", "resnet56", "resnet18", "vit")
+DATASETS = (
+    "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "usps", "svhn", "syn", "ag-news",
+    "sogou-news", "domain-digits",
+)  # fmt: skip
+# "standard": mean 0 and deviation 1 in each channel of the training set; "unit": from 0 to 1, as they are; "half": from
+# -1 to 1, (x - 0.5) / 0.5 (FedAWA's CIFAR)
+PIXELS = ("standard", "unit", "half")
+PROXY_FROM = ("train", "test")
+PROXY_SPLITS = {
+    "balanced": "as many samples of every class",
+    "long-tailed": "ten times as many samples of the first class as of the last, fewer in all (FedLAW, Table 6)",
+    "resampled": "long-tailed, with the samples of rare classes repeated until classes are balanced",
+    "random": "as they come",
+}
+MODELS = (
+    "mlp", "lenet", "cnn", "cnn4", "alexnet", "resnet8", "resnet20", "resnet56", "resnet110", "wrn56-4", "resnet18",
+    "densenet121", "vit", "embedding",
+)  # fmt: skip
 KINDS = {
     "iid": "samples dealt at random, equal sizes",
     "dirichlet": "each class divided over the clients by Dirichlet(alpha): unequal mixtures and sizes",

@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from fastagg.sim.config import Config
 
 if TYPE_CHECKING:  # torch is imported when there is work to do, not to print help
     from fastagg._engine.distributed.peers import Peers
+    from fastagg.sim.jobs import Job
 
 SIM = """Trains federated models on this machine, and writes a folder with the runs and report.html.
 
@@ -34,6 +36,7 @@ COMPARE = """Runs several methods with several seeds, skips runs that exist alre
   fastagg compare fedavg fedawa:steps=5,reg=euc --out runs/steps      options of a method follow its name
   fastagg compare fedprox runs/cmp --out runs/more                    also shows the runs in a folder
   fastagg compare fedavg fedawa --rounds 40 --out runs/cmp            shows the first 40 rounds of longer runs
+  fastagg compare fedavg fedawa uniform --seeds 3 --grid alpha=0.1,0.5 --grid epochs=1,3 --baseline uniform
 """
 
 
@@ -45,6 +48,10 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     if name == "compare":
         parser.add_argument("methods", nargs="*", help="methods, or folders with earlier runs")
         parser.add_argument("--seeds", type=int, help="number of seeds, starting at --seed (default: 1)")
+        parser.add_argument(
+            "--grid", action="append", metavar="OPTION=V1,V2", help="values that an option takes in turn; repeatable"
+        )
+        parser.add_argument("--baseline", help="method that others are compared with (default: fedavg, or the first)")
     else:
         parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     parser.add_argument("--out", type=Path, help="folder for the results (default: runs/<date>-<time>)")
@@ -64,8 +71,12 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def main(name: str, argv: list[str]) -> int:
-    parser = parser_of(name)
-    given = vars(parser.parse_args(argv))
+    given = vars(parser_of(name).parse_args(argv))
+    return exit_code(name, lambda peers: run_command(name, given, peers))
+
+
+def exit_code(name: str, work: Callable[[Peers | None], bool]) -> int:
+    """Does what a command is for, and says what is wrong where it cannot. work: False if it was stopped"""
     from fastagg.sim import jobs, ranks  # Ctrl-C during this is cli.main's
 
     signals = jobs.Signals()
@@ -74,7 +85,7 @@ def main(name: str, argv: list[str]) -> int:
             peers = entered.enter_context(ranks.joined())
             if peers is None:  # torchrun has its own way to stop its processes
                 signals = entered.enter_context(jobs.stoppable())
-            complete = run_command(name, given, peers)
+            complete = work(peers)
         return 0 if complete else 128 + (signals.first or signal.SIGINT)
     except KeyboardInterrupt:
         print(f"fastagg {name}: stopped", file=sys.stderr)
@@ -93,7 +104,7 @@ def main(name: str, argv: list[str]) -> int:
 
 def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
     """False if it was stopped"""
-    from fastagg.sim import compare, report
+    from fastagg.sim import comparison, report
 
     if peers is None:
         todo = plan(name, given)
@@ -102,13 +113,14 @@ def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
             todo = plan(name, given)
             peers.agree({"step": "plan"})
             todo = todo._replace(out=Path(peers.texts(str(todo.out))[0]))  # by the first one's clock
-    result = compare.compare(
+    result = comparison.compare(
         todo.runs, todo.out, progress=not given.get("quiet", False), earlier=todo.earlier, jobs=given.get("jobs"),
-        peers=peers, rounds=todo.rounds,
+        peers=peers, rounds=todo.rounds, baseline=given.get("baseline"),
     )  # fmt: skip
     if peers is None or peers.rank == 0:
         if result["report"] is not None:
-            say("\n".join([report.markdown(result["groups"]), *speed(result["groups"]), f"report: {result['report']}"]))
+            table = report.markdown(result["groups"], given.get("baseline"))
+            say("\n".join([table, *speed(result["groups"]), f"report: {result['report']}"]))
         if result["interrupted"]:
             again = " --resume" if name == "sim" else ""
             say(f"stopped; continue with the same command and --out {todo.out}{again}")
@@ -118,17 +130,18 @@ def run_command(name: str, given: dict[str, Any], peers: Peers | None) -> bool:
 class Plan(NamedTuple):
     """The runs to make, where to, folders with runs made before, and how many of their rounds to show (None: all)"""
 
-    runs: list[Config]
+    runs: list[Job]
     out: Path
     earlier: list[Path]
     rounds: int | None
 
 
 def plan(name: str, given: dict[str, Any]) -> Plan:
-    from fastagg.sim import compare
+    from fastagg.sim import comparison
+    from fastagg.sim.jobs import Job
 
     values = config.read_toml(given["config"]) if "config" in given else {}
-    methods, seeds = values.pop("methods", None), values.pop("seeds", 1)
+    methods, seeds, grid = (values.pop(name, usual) for name, usual in (("methods", None), ("seeds", 1), ("grid", {})))
     names = {f.name for f in dataclasses.fields(Config)}
     values |= {k: parse(v) if isinstance(v, str) else v for k, v in given.items() if k in names}
     for text in given.get("opt", ()):
@@ -141,17 +154,29 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
     if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
         raise ValueError(f"methods={methods!r}; expected a list of names")
     folders = [m for m in methods if Path(m).is_dir() and not config.is_method(m)]  # ./fedavg is one, fedavg a method
-    runs: list[Config] = []
-    for method in methods:
-        for s in range(seeds if method not in folders else 0):
-            options = one_run(method, values, parse(str(values.get("seed", 0))) + s)
-            runs += [options] if options not in runs else []  # the same method named twice is one
     out = given.get("out") or Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")
-    check_out(name, out, given, [compare.place(out, options) for options in runs])
+    runs: list[Job] = []
+    for point in comparison.points(grid_of(given.get("grid") or grid)):
+        for method in methods:
+            for s in range(seeds if method not in folders else 0):
+                options = one_run(method, values | point, parse(str(values.get("seed", 0))) + s)
+                job = Job(options, comparison.place(out, options, point))
+                runs += [job] if job not in runs else []  # the same method named twice is one
+    check_out(name, out, given, [job.folder for job in runs])
     if "jobs" in given and given["jobs"] < 1:
         raise ValueError(f"jobs={given['jobs']}; expected an integer >= 1")
     rounds = one_run("fedavg", {"rounds": values["rounds"]}, 0).rounds if "rounds" in values else None
     return Plan(runs, out, [Path(folder) for folder in folders], rounds)
+
+
+def grid_of(given: Any) -> dict[str, list[Any]]:
+    """--grid alpha=0.1,0.5 --grid epochs=1,3, or a table of a TOML file"""
+    if isinstance(given, list):
+        pairs = [text.partition("=") for text in given]
+        given = {key.replace("-", "_"): [parse(value) for value in values.split(",")] for key, _, values in pairs}
+    if not isinstance(given, dict) or not all(isinstance(values, list) and values for values in given.values()):
+        raise ValueError(f"grid={given!r}; expected options with lists of values: alpha=0.1,0.5")
+    return given
 
 
 def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) -> None:
@@ -168,7 +193,7 @@ def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) 
 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
     """The configuration of `method`, a name with options perhaps: fedawa:steps=5,reg=euc"""
-    name, _, more = method.partition(":")
+    name, more = config.name_and_options(method)
     options = dict(values.get("options", {}))
     for text in filter(None, more.split(",")):
         options |= key_value(text)

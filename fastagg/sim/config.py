@@ -16,10 +16,11 @@ else:
 
 from fastagg._engine.checks import check_choice, check_integer, check_number, suggest
 from fastagg._engine.regular import open_regular
-from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS
+from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS, PROXY_FROM, PROXY_SPLITS
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
     from fastagg._engine.aggregator import Aggregator
+    from fastagg.sim.local import Algorithm
     from fastagg.sim.train import Local
 
 # Names for what is a method of the registry with options, or with another client algorithm
@@ -28,10 +29,15 @@ ALIASES: dict[str, dict[str, Any]] = {
     "fedawa-cos": {"method": "fedawa", "options": {"variant": "cos"}},
     "fedprox": {"method": "fedavg", "algorithm": "fedprox"},
     "feddyn": {"method": "fedavg", "algorithm": "feddyn"},
+    "scaffold": {"method": "fedavg", "algorithm": "scaffold"},
+    "moon": {"method": "fedavg", "algorithm": "moon"},
 }
 
 
 ROLES = ("module", "head")  # of options that describe the model; see fastagg.extend.SetBy
+# Options that name something, in whose place a user may have something of their own: an object in Python (objects.py),
+# `package.module:attribute` everywhere
+NAMES = ("method", "data", "model", "partition", "algorithm", "loss", "metric")
 
 
 def option(default: Any, shown: str) -> Any:
@@ -43,17 +49,22 @@ def option(default: Any, shown: str) -> Any:
 class Config:
     """One run: a method, a seed, and everything else that its curve depends on."""
 
-    method: str = option("fedavg", "aggregation method, as listed by `fastagg methods`, or " + ", ".join(ALIASES))
+    method: str = option(
+        "fedavg",
+        f"aggregation method, as listed by `fastagg methods`, or {', '.join(ALIASES)}, or package.module:Class",
+    )
     options: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "option of the method, key=value; repeatable"}
     )
-    data: str = option("digits", "data set: " + ", ".join(DATASETS))
+    data: str = option("digits", f"data set: {', '.join(DATASETS)}; or package.module:function, which returns one")
     data_dir: str | None = option(
         None, "folder with the files of the data set, the only one searched; default: FASTAGG_DATA"
     )
     pixels: str = option("standard", "standard (mean 0, deviation 1), or unit (0 to 1), as in FedLAW's Fashion-MNIST")
     samples: int | None = option(None, "number of training samples to use")
-    partition: str = option("dirichlet", "how samples are split over clients: " + ", ".join(KINDS))
+    partition: str = option(
+        "dirichlet", f"how samples are split over clients: {', '.join(KINDS)}; or package.module:function"
+    )
     alpha: float = option(0.1, "concentration of the Dirichlet split: small: clients differ, large: they are similar")
     classes_per_client: int = option(2, "classes per client in the pathological split")
     min_size: int = option(10, "minimum number of samples per client")
@@ -67,7 +78,7 @@ class Config:
     attack: str = option("none", "what malicious clients send: " + ", ".join(ATTACKS))
     attackers: float = option(0.0, "fraction of clients that are malicious, drawn from the seed")
     attack_strength: float = option(10.0, "length of what attackers send, as a multiple of an honest update")
-    model: str = option("mlp", "network: " + ", ".join(MODELS))
+    model: str = option("mlp", f"network: {', '.join(MODELS)}; or package.module:factory, which returns one")
     rounds: int = option(50, "training rounds")
     epochs: int = option(3, "passes of a client over its data per round")
     batch_size: int = option(50, "samples per batch")
@@ -75,18 +86,33 @@ class Config:
     lr_decay: float = option(0.99, "factor applied to the learning rate after each round")
     momentum: float = option(0.9, "momentum of the clients' SGD")
     weight_decay: float = option(5e-4, "weight decay of the clients' SGD")
-    algorithm: str = option("sgd", "what clients minimise: sgd, fedprox or feddyn")
-    mu: float = option(0.01, "strength of the extra term of fedprox or feddyn")
+    keep_momentum: bool = option(False, "clients keep their momentum from round to round (true, false)")
+    train_share: float = option(1.0, "fraction of its samples that a client trains on")
+    algorithm: str = option(
+        "sgd", "what clients do: sgd, fedprox, feddyn, scaffold or moon; or package.module:function"
+    )
+    mu: float | None = option(None, "strength of the extra term: fedprox and feddyn (default 0.01), moon (1)")
     wdr: float = option(0.0, "strength of cwFedAvg's weight distribution regulariser")
-    proxy: int = option(100, "training samples that the server keeps, for methods that learn from them")
+    loss: str | None = option(None, "package.module:function of outputs and targets; default: cross-entropy")
+    metric: str | None = option(None, "package.module:function of outputs and targets; default: accuracy")
+    metric_best: str = option("max", "whether a large or a small metric is good: max, min")
+    proxy: int = option(100, "samples that the server keeps, for methods that learn from them")
+    proxy_from: str = option("train", "where these are from: train, or test, which is then tested on without them")
+    proxy_split: str = option("balanced", "how many of each class: " + ", ".join(PROXY_SPLITS))
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
-    threads: int = option(1, "threads per run; its last digits depend on them. Parallel runs use the other cores")
+    threads: int = option(
+        1, "threads per run, each of which trains clients of its own. Parallel runs use the other cores"
+    )
+    device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
+    precision: str = option("float32", "float32, or bfloat16 for what autocast computes in it")
     batched: bool | None = option(None, "train all clients as one computation (true, false; default: if it is faster)")
 
     def __post_init__(self) -> None:
-        check_choice("sim", "data", self.data, DATASETS)
-        check_choice("sim", "partition", self.partition, tuple(KINDS))
-        check_choice("sim", "model", self.model, MODELS)
+        self._check_names()
+        check_choice("sim", "metric_best", self.metric_best, ("max", "min"))
+        check_choice("sim", "precision", self.precision, ("float32", "bfloat16"))
+        check_choice("sim", "keep_momentum", self.keep_momentum, (True, False))
+        check_number("sim", "train_share", self.train_share, 0, 1, strict=True)
         check_choice("sim", "selection", self.selection, ("random", "window"))
         check_choice("sim", "batched", self.batched, (None, True, False))
         for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
@@ -100,6 +126,8 @@ class Config:
         for name in ("dropout", "stragglers", "corrupted", "attackers"):
             check_number("sim", name, getattr(self, name), 0, 1)
         check_choice("sim", "pixels", self.pixels, PIXELS)
+        check_choice("sim", "proxy_from", self.proxy_from, PROXY_FROM)
+        check_choice("sim", "proxy_split", self.proxy_split, tuple(PROXY_SPLITS))
         check_choice("sim", "attack", self.attack, ATTACKS)
         check_number("sim", "attack_strength", self.attack_strength, 0, float("inf"))
         if self.attackers and self.attack == "none":
@@ -107,35 +135,47 @@ class Config:
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
-        from fastagg._engine import registry
-
-        cls = self.aggregator_class
         if not isinstance(self.options, dict):
             raise ValueError(f"sim: options={self.options!r}; expected a table of the method's options")
-        if taken := sorted(self.options.keys() & {"layers", "group", *self.options_of_the_model(*ROLES)}):
+        if not is_own(self.method):
+            self.check_method(self.aggregator_class)
+
+    def _check_names(self) -> None:
+        known = {"data": DATASETS, "partition": tuple(KINDS), "model": MODELS}
+        for name in NAMES:
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("loss", "metric")):
+                raise ValueError(f"sim: {name}={value!r}; expected a name, or package.module:attribute")
+            if value is not None and ":" not in value and name in (*known, "loss", "metric"):
+                check_choice("sim", name, value, (*known.get(name, ()), "package.module:attribute"))
+
+    def check_method(self, cls: type[Aggregator]) -> None:
+        """That this method takes the options, and that it can be combined with the clients' algorithm"""
+        from fastagg._engine import registry
+
+        if taken := sorted(self.options.keys() & {"layers", "group", *options_of_the_model(cls, *ROLES)}):
             raise ValueError(f"sim: the simulator sets {', '.join(taken)} itself")
         server = registry.make(cls, self.options)  # raises where an option is unknown or out of range
-        if self.algorithm == "feddyn" and server.produces != "global":
-            raise ValueError(
-                f"sim: algorithm=feddyn corrects one global model, and {self.method} has several; "
-                "choose another algorithm (sgd, fedprox) or a method with one model"
-            )
+        if ":" not in self.algorithm:
+            check_combination(self.local.rule, self.method, server.produces)
 
     @property
     def aggregator_class(self) -> type[Aggregator]:
+        from fastagg._engine.aggregator import Aggregator
         from fastagg._engine.registry import registry
 
         known = registry()
-        if self.method not in known:
+        if self.method in known:
+            return known[self.method]
+        if ":" not in self.method:
             names = [*sorted(known), *ALIASES]
             raise ValueError(f"no method {self.method!r}{suggest(self.method, names)}; there are {', '.join(names)}")
-        return known[self.method]
+        from fastagg.sim.imports import resolve
 
-    def options_of_the_model(self, *roles: str) -> dict[str, str]:
-        """The method's options that describe the model, which the simulator sets: name -> what it is"""
-        from fastagg._engine.options import options_of
-
-        return {name: o.role for name, o in options_of(self.aggregator_class).items() if o.role in roles}
+        found = resolve(self.method)
+        if not isinstance(found, type) or not issubclass(found, Aggregator):
+            raise ValueError(f"{self.method} is a {type(found).__name__}; expected a class of fastagg.Aggregator")
+        return found
 
     @property
     def local(self) -> Local:
@@ -148,6 +188,10 @@ class Config:
     def label(self) -> str:
         """The method in a few words, with what makes it differ from its defaults, and the attack if there is one"""
         return self._method_label + self._attack_label
+
+    @property
+    def metric_name(self) -> str:
+        return "accuracy" if self.metric is None else short(self.metric)
 
     @property
     def _attack_label(self) -> str:
@@ -164,10 +208,36 @@ class Config:
             same = all(rest.get(k) == v for k, v in named.items())
             if self.method == means["method"] and same and self.algorithm == means.get("algorithm", "sgd"):
                 return _with(alias, {k: v for k, v in rest.items() if k not in named})
-        return _with(self.method if self.algorithm == "sgd" else f"{self.method}+{self.algorithm}", self.options)
+        name = short(self.method)
+        return _with(name if self.algorithm == "sgd" else f"{name}+{short(self.algorithm)}", self.options)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def options_of_the_model(cls: type[Aggregator], *roles: str) -> dict[str, str]:
+    """A method's options that describe the model, which the simulator sets: name -> what it is"""
+    from fastagg._engine.options import options_of
+
+    return {name: o.role for name, o in options_of(cls).items() if o.role in roles}
+
+
+def is_own(text: str | None) -> bool:
+    """The option is an object that exists only in the process that made it: see objects.py"""
+    return text is not None and text.startswith("own:")
+
+
+def short(text: str) -> str:
+    """`package.module:Name` and `own:Name` in a label"""
+    return text.rpartition(":")[2]
+
+
+def check_combination(algorithm: Algorithm, method: str, produces: str) -> None:
+    if algorithm.corrects and produces != "global":
+        raise ValueError(
+            f"sim: algorithm={algorithm.name} corrects one global model, and {method} has several; "
+            "choose another algorithm (sgd, fedprox, moon) or a method with one model"
+        )
 
 
 def _with(name: str, options: dict[str, Any]) -> str:
@@ -195,7 +265,14 @@ def is_method(text: str) -> bool:
     """Whether this names a method, and not a folder that happens to be called like one"""
     from fastagg._engine.registry import registry
 
-    return text.partition(":")[0] in {*ALIASES, *registry()}
+    name, _ = name_and_options(text)
+    return name in {*ALIASES, *registry()} or ":" in name
+
+
+def name_and_options(text: str) -> tuple[str, str]:
+    """`fedawa:steps=5` and `package.module:Class:steps=5` without and with the options"""
+    name, _, options = text.rpartition(":")
+    return (name, options) if "=" in options else (text, "")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -3,75 +3,99 @@
     digits                  inside scikit-learn's package: 1,797 images of 8 x 8
     mnist, fashion-mnist    the four IDX files, plain or .gz
     cifar10, cifar100       the binary version; the Python one is a pickle, and reading a pickle can run any code
+    tiny-imagenet           the folders of tiny-imagenet-200.zip; its validation set is the test set
+    usps                    LIBSVM's text files, plain or .bz2
+    svhn, syn               MATLAB files of 32 x 32 digits: house numbers, and synthetic ones
+    domain-digits           mnist, usps, svhn and syn as one, 32 x 32 in colour; each client has images of one of them
+    ag-news, sogou-news     text in CSV files
 
-A header is believed only after the size of the file agreed with it, and no file may hold more images than the official
-one: a wrong, truncated or malicious file costs an error message, not memory.
+The readers are in datasets/, one for each format.
 """
 
 from __future__ import annotations
 
-import gzip
-import os
-import struct
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fastagg._engine.checks import suggest
-
-
-class DataError(ValueError):
-    """A data set that cannot be found or read; the message says which file, and what to do."""
+from fastagg._engine.checks import check_choice, suggest
+from fastagg.sim.choices import PIXELS
+from fastagg.sim.datasets import Arrays, DataError
+from fastagg.sim.datasets.cifar import read_cifar
+from fastagg.sim.datasets.files import Source, find
+from fastagg.sim.datasets.folders import read_tiny_imagenet
+from fastagg.sim.datasets.idx import read_idx_set
+from fastagg.sim.datasets.libsvm import read_usps
+from fastagg.sim.datasets.matlab import read_matlab
+from fastagg.sim.datasets.news import read_news
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels in memory; pixels of both sets are scaled alike, see PIXELS"""
+    """Samples in memory. Pixels of both sets are scaled alike, see choices.PIXELS"""
 
     name: str
-    x: Tensor  # [N, C, H, W] float32
-    y: Tensor  # [N] int64
+    x: Tensor  # [N, C, H, W] or other [N, ...] float32; text: [N, length] int64
+    y: Tensor  # [N] int64 classes; values to predict: [N, ...] float32
     test_x: Tensor
     test_y: Tensor
-    classes: int
-
-
-Images = tuple[np.ndarray, np.ndarray]  # pixels [N, C, H, W] uint8, labels [N] uint8
-
-
-# "standard": mean 0 and deviation 1 in each channel of the training set; "unit": from 0 to 1, as they are
-PIXELS = ("standard", "unit")
+    classes: int  # 0: y are values to predict
+    vocabulary: int = 0  # text: words are numbered below this
+    domains: tuple[str, ...] = ()  # where samples come from, if there are several; a client has samples of one
+    domain: Tensor | None = None  # [N] int64: which of them
+    test_domain: Tensor | None = None
 
 
 def load(name: str, data_dir: str | Path | None = None, pixels: str = "standard") -> Dataset:
-    """The data set of that name, one of DATASETS; pixels as one of PIXELS says.
+    """The data set of that name, one of DATASETS; pixels as one of choices.PIXELS says.
 
     Its files are looked for in data_dir and nowhere else, if it is given; otherwise in the folder that the environment
     variable FASTAGG_DATA names, then where Debian's package puts Fashion-MNIST. In each of them, directly and in the
     subfolders that the official archives make.
     """
+    check_choice("data", "pixels", pixels, PIXELS)
     if name == "digits":
         return normalised(name, 10, *digits(), pixels)
+    if name == "domain-digits":
+        return domain_digits(data_dir, pixels)
     if name not in SOURCES:
         near = suggest(str(name).lower(), DATASETS)
         raise DataError(f"no data set {name!r}{near} (there are {', '.join(DATASETS)})")
+    return normalised(name, SOURCES[name].classes, *read(name, data_dir), pixels)
+
+
+def read(name: str, data_dir: str | Path | None) -> tuple[Arrays, Arrays]:
+    """Training and test set as they are in the files"""
     source = SOURCES[name]
-    return normalised(name, source.classes, *source.read(find(name, data_dir)), pixels)
+    return source.read(find(name, source, data_dir))
 
 
-def normalised(name: str, classes: int, train: Images, test: Images, pixels: str) -> Dataset:
-    mean, deviation = (torch.from_numpy(v)[:, None, None] for v in moments(train[0]))
-    if pixels == "unit":
-        mean, deviation = torch.zeros_like(mean), torch.full_like(deviation, 16 if name == "digits" else 255)
-    x, test_x = (torch.from_numpy(pixels).float().sub_(mean).div_(deviation) for pixels, _ in (train, test))
+def normalised(name: str, classes: int, train: Arrays, test: Arrays, pixels: str) -> Dataset:
+    x, test_x = (torch.from_numpy(samples) for samples, _ in (train, test))
     y, test_y = (torch.from_numpy(labels.astype(np.int64)) for _, labels in (train, test))
+    if x.dtype == torch.int64:
+        return Dataset(name, x, y, test_x, test_y, classes, vocabulary=int(x.max()) + 1)
+    x, test_x = scaled(x, test_x, pixels, 16 if name == "digits" else 255)
     return Dataset(name, x, y, test_x, test_y, classes)
+
+
+def scaled(x: Tensor, test_x: Tensor, pixels: str, most: int = 255) -> tuple[Tensor, Tensor]:
+    """Images [N, C, H, W] uint8 of both sets as float32, as one of choices.PIXELS says; most is what white is"""
+    mean, deviation = (torch.from_numpy(v)[:, None, None] for v in moments(x.numpy()))
+    if pixels == "unit":
+        mean, deviation = torch.zeros_like(mean), torch.full_like(deviation, most)
+    elif pixels == "half":
+        mean, deviation = torch.full_like(mean, most / 2), torch.full_like(deviation, most / 2)
+    return standardised(x, mean, deviation), standardised(test_x, mean, deviation)
+
+
+def standardised(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    return x.to(torch.float32, memory_format=torch.contiguous_format).sub_(mean).div_(deviation)
 
 
 def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +111,7 @@ def moments(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean.astype(np.float32), deviation.astype(np.float32)
 
 
-def digits() -> tuple[Images, Images]:
+def digits() -> tuple[Arrays, Arrays]:
     """A fifth of each class, chosen once and for all, is the test set"""
     try:
         from sklearn.datasets import load_digits
@@ -102,152 +126,37 @@ def digits() -> tuple[Images, Images]:
     return (pixels[train], labels[train]), (pixels[test], labels[test])
 
 
-# Finding files
+DOMAINS = ("mnist", "usps", "svhn", "syn")
+DOMAIN_MOST = (
+    25_000,
+    9_000,
+)  # images of a domain, for training and for testing, as in "Digit-Five" (Peng et al., 2019)
 
 
-@dataclass(frozen=True)
-class Source:
-    """A data set's files: each has one or more names, the official one first"""
-
-    classes: int
-    files: tuple[tuple[str, ...], ...]
-    folders: tuple[str, ...]  # subfolders of the data folder, beside one called like the data set
-    read: Callable[[list[Path]], tuple[Images, Images]]
-    get: str
-    system: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()
-    pickled: tuple[str, ...] = ()
-
-
-def find(name: str, data_dir: str | Path | None) -> list[Path]:
-    """One path per file of a data set, all in one folder"""
-    source = SOURCES[name]
-    top = data_dir or os.environ.get("FASTAGG_DATA")
-    folders = [Path(os.path.expanduser(top)) / sub for sub in (".", name, *source.folders)] if top else []
-    folders += [] if data_dir else [Path(s) for s in source.system]  # a folder that was asked for has no substitute
-    looked = []
-    for folder in folders:
-        found = [next((folder / n for n in names if os.path.isfile(folder / n)), None) for names in source.files]
-        there = [path for path in found if path is not None]
-        if len(there) == len(found):
-            return there
-        missing = [names[0] for names, path in zip(source.files, found, strict=True) if path is None]
-        state = "" if os.path.isdir(folder) else " (no such folder)"
-        looked.append(f"{folder}{state if not any(found) else ' (lacks ' + ', '.join(missing) + ')'}")
-    for folder in folders:
-        for path in (folder / n for n in source.packed if os.path.isfile(folder / n)):
-            raise DataError(f"{name}: {path} is still packed; unpack it there: tar xf {path.name}")
-    for folder in folders:
-        for path in (folder / n for n in source.pickled if os.path.isfile(folder / n)):
-            raise DataError(
-                f"{name}: {path} is the Python version of the data, a pickle, which is not read because reading a"
-                f" pickle can run any code; get the binary version instead: {source.get}"
-            )
-    kinds = " (also with .gz, or written train-images.idx3-ubyte)" if len(source.files[0]) > 1 else ""
-    where = "\n  ".join(looked) or "(nowhere: neither data_dir nor FASTAGG_DATA says where)"
-    raise DataError(
-        f"{name}: its files were not found\n"
-        f"expected, in one folder: {', '.join(names[0] for names in source.files)}{kinds}\n"
-        f"looked in:\n  {where}\n"
-        f"to get them: {source.get}\n"
-        "then name their folder as data_dir (--data-dir), or in the environment variable FASTAGG_DATA"
+def domain_digits(data_dir: str | Path | None, pixels: str) -> Dataset:
+    """The digits of FPL (Huang et al., 2023), whose setting FedAWA's Table 7 has: four domains, all 32 x 32; grey
+    ones have three equal channels. Of a larger domain some are chosen, once and for all. Scaled as one data set."""
+    rng = np.random.default_rng(0)
+    sets: tuple[list[Arrays], list[Arrays]] = ([], [])
+    for name in DOMAINS:
+        for (x, y), most, kept in zip(read(name, data_dir), DOMAIN_MOST, sets, strict=True):
+            some = np.sort(rng.permutation(len(y))[:most])
+            kept.append((resized(x[some]), y[some]))
+    x, test_x = (np.concatenate([x for x, _ in kept]) for kept in sets)
+    y, test_y = (torch.from_numpy(np.concatenate([y for _, y in kept]).astype(np.int64)) for kept in sets)
+    domain, test_domain = (
+        torch.from_numpy(np.repeat(np.arange(len(kept)), [len(y) for _, y in kept])) for kept in sets
     )
+    x, test_x = scaled(torch.from_numpy(x), torch.from_numpy(test_x), pixels)
+    return Dataset("domain-digits", x, y, test_x, test_y, 10, domains=DOMAINS, domain=domain, test_domain=test_domain)
 
 
-# Reading files
-
-
-def read_idx(path: Path, dims: tuple[int, ...], most: int) -> np.ndarray:
-    """An IDX file of unsigned bytes as [N, *dims], plain or compressed, whatever its name says"""
-    start = 8 + 4 * len(dims)
-    magic = bytes([0, 0, 8, 1 + len(dims)])  # 8: unsigned bytes
-    try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            head = file.read(start)
-            if head[:4] != magic:
-                kind = "images" if dims else "labels"
-                raise DataError(
-                    f"{path}: expected an IDX file of {kind}, which begins {show(magic)}, found {show(head)}"
-                )
-            if len(head) < start:
-                raise DataError(f"{path}: truncated: expected a header of {start} bytes, found {len(head)}")
-            number, *shape = struct.unpack(f">{1 + len(dims)}I", head[4:])
-            if tuple(shape) != dims:
-                raise DataError(f"{path}: expected images of {by(dims)} pixels, its header says {by(shape)}")
-            if not 1 <= number <= most:
-                raise DataError(f"{path}: expected 1 to {most:,} entries, its header says {number:,}")
-            expected = number * int(np.prod(dims, dtype=np.int64))
-            body = file.read(expected + 1)  # one more than there should be; a gzip file is checked when it ends
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read, or is damaged: {error or type(error).__name__}") from error
-    if len(body) != expected:
-        found = f"more than {expected:,}" if len(body) > expected else f"{len(body):,}"
-        raise DataError(f"{path}: expected {expected:,} bytes after the header, as it says, found {found}")
-    return np.frombuffer(body, np.uint8).reshape(number, *dims).copy()
-
-
-def read_idx_set(paths: list[Path], balanced: bool) -> tuple[Images, Images]:
-    """MNIST or Fashion-MNIST, whose files have the same names: only the second has 6,000 images of every class"""
-    sets = []
-    for images, labels, most in ((*paths[:2], 60_000), (*paths[2:], 10_000)):
-        y = checked(labels, read_idx(labels, (), most), 10)
-        x = read_idx(images, (28, 28), most)
-        if len(x) != len(y):
-            raise DataError(f"{images} has {len(x):,} images, but {labels} has {len(y):,} labels")
-        if len(y) == 60_000 and (np.bincount(y).max() == 6000) != balanced:
-            wanted, other = ("Fashion-MNIST", "MNIST") if balanced else ("MNIST", "Fashion-MNIST")
-            raise DataError(f"{labels}: expected the labels of {wanted}, found others (of {other}?)")
-        sets.append((x[:, None], y))
-    return sets[0], sets[1]
-
-
-def read_cifar(paths: list[Path], classes: int, most: int) -> Images:
-    """Records of one label byte (CIFAR-100: the coarse and the fine one) and 3 x 32 x 32 bytes of pixels"""
-    head = 1 if classes == 10 else 2
-    record = head + 3072
-    sizes = []
-    for path in paths:
-        try:
-            size = os.path.getsize(path)
-            with open(path, "rb") as file:
-                pickled = file.read(1) == b"\x80"
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error}") from error
-        if size % record or not 1 <= size // record <= most:
-            raise DataError(
-                f"{path}: expected 1 to {most:,} records of {record} bytes ({most * record:,} bytes in the official"
-                f" file), found {size:,} bytes" + (", which begin like a pickle" if pickled else "")
-            )
-        sizes.append(size // record)
-    pixels, labels = np.empty((sum(sizes), 3072), np.uint8), np.empty(sum(sizes), np.uint8)
-    end = 0
-    for path, number in zip(paths, sizes, strict=True):
-        try:
-            records = np.fromfile(path, np.uint8, number * record).reshape(number, record)
-        except (OSError, ValueError) as error:  # it became shorter meanwhile
-            raise DataError(f"{path}: cannot be read: {error}") from error
-        if head == 2:
-            checked(path, records[:, 0], 20, "coarse label")
-        labels[end : end + number] = checked(path, records[:, head - 1], classes)
-        pixels[end : end + number] = records[:, head:]
-        end += number
-    return pixels.reshape(-1, 3, 32, 32), labels
-
-
-def checked(path: Path, labels: np.ndarray, classes: int, what: str = "label") -> np.ndarray:
-    for i in np.flatnonzero(labels >= classes)[:1]:
-        raise DataError(f"{path}: expected {what}s from 0 to {classes - 1}, found {labels[i]} at entry {i}")
-    return labels
-
-
-def show(head: bytes) -> str:
-    return head[:4].hex(" ") or "an empty file"
-
-
-def by(shape: tuple[int, ...] | list[int]) -> str:
-    return " x ".join(map(str, shape))
+def resized(pixels: np.ndarray, side: int = 32) -> np.ndarray:
+    """Images of one or three channels in colour, bilinear, rounded"""
+    x = torch.from_numpy(np.ascontiguousarray(pixels))
+    if x.shape[2:] != (side, side):
+        x = F.interpolate(x.float(), (side, side), mode="bilinear", antialias=True).round_().to(torch.uint8)
+    return x.expand(-1, 3, -1, -1).numpy()
 
 
 IDX = tuple(
@@ -255,7 +164,11 @@ IDX = tuple(
     for part in ("train", "t10k")
     for what, kind in ((f"{part}-images", "idx3-ubyte"), (f"{part}-labels", "idx1-ubyte"))
 )
+IDX_ALSO = " (also with .gz, or written train-images.idx3-ubyte)"
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html has it as {0}; unpack that with tar xf {0}"
+NEWS = (
+    "https://arxiv.org/abs/1509.01626 (Zhang et al., 2015) says where {0}.tar.gz is; unpack that with tar xf {0}.tar.gz"
+)
 
 SOURCES = {
     "mnist": Source(
@@ -264,6 +177,7 @@ SOURCES = {
         folders=("MNIST/raw",),  # torchvision's
         read=lambda paths: read_idx_set(paths, balanced=False),
         get="http://yann.lecun.com/exdb/mnist/ is the official site (files in .gz are read as they are)",
+        also=IDX_ALSO,
     ),
     "fashion-mnist": Source(
         classes=10,
@@ -272,6 +186,7 @@ SOURCES = {
         read=lambda paths: read_idx_set(paths, balanced=True),
         get="apt-get install dataset-fashion-mnist on Debian and Ubuntu (found by itself then),"
         " or https://github.com/zalandoresearch/fashion-mnist",
+        also=IDX_ALSO,
         system=("/usr/share/datasets/fashion-mnist",),
     ),
     "cifar10": Source(
@@ -292,5 +207,53 @@ SOURCES = {
         packed=("cifar-100-binary.tar.gz",),
         pickled=("train", "cifar-100-python/train", "cifar-100-python.tar.gz"),
     ),
+    "tiny-imagenet": Source(
+        classes=200,
+        files=(("wnids.txt",), ("val/val_annotations.txt",)),
+        folders=("tiny-imagenet-200",),
+        read=read_tiny_imagenet,
+        get="http://cs231n.stanford.edu/tiny-imagenet-200.zip; unpack that with unzip tiny-imagenet-200.zip",
+        also=", and the folders train and val/images",
+        packed=("tiny-imagenet-200.zip",),
+    ),
+    "usps": Source(
+        classes=10,
+        files=(("usps", "usps.bz2"), ("usps.t", "usps.t.bz2")),
+        folders=("USPS",),
+        read=lambda paths: (read_usps(paths[0], 7291), read_usps(paths[1], 2007)),
+        get="https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps has usps.bz2 and usps.t.bz2",
+        also=" (also with .bz2)",
+    ),
+    "svhn": Source(
+        classes=10,
+        files=(("train_32x32.mat",), ("test_32x32.mat",)),
+        folders=("SVHN",),
+        read=lambda paths: (read_matlab(paths[0], 73_257), read_matlab(paths[1], 26_032)),
+        get="http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits)",
+    ),
+    "syn": Source(
+        classes=10,
+        files=(("synth_train_32x32.mat",), ("synth_test_32x32.mat",)),
+        folders=("SYN", "SynthDigits"),
+        read=lambda paths: (read_matlab(paths[0], 479_400), read_matlab(paths[1], 9_553)),
+        get="http://yaroslav.ganin.net/ (SynthDigits.zip, of Ganin and Lempitsky's domain adaptation)",
+        packed=("SynthDigits.zip",),
+    ),
+    "ag-news": Source(
+        classes=4,
+        files=(("train.csv",), ("test.csv",)),
+        folders=("ag_news_csv",),
+        read=lambda paths: read_news(paths, 4, (120_000, 7_600)),
+        get=NEWS.format("ag_news_csv"),
+        packed=("ag_news_csv.tar.gz",),
+    ),
+    "sogou-news": Source(
+        classes=5,
+        files=(("train.csv",), ("test.csv",)),
+        folders=("sogou_news_csv",),
+        read=lambda paths: read_news(paths, 5, (450_000, 60_000)),
+        get=NEWS.format("sogou_news_csv"),
+        packed=("sogou_news_csv.tar.gz",),
+    ),
 }
-DATASETS = ("digits", *SOURCES)
+DATASETS = ("digits", *SOURCES, "domain-digits")

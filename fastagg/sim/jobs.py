@@ -11,22 +11,35 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import run
 from fastagg.sim.config import Config
+from fastagg.sim.objects import Own
 
 GRACE = 5.0  # seconds that a run has to finish its summary when it is stopped
 EVERY = 5.0  # seconds between lines of progress where there is no terminal
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-Todo = Sequence[tuple[Config, Path]]
+OnRound = Callable[[dict[str, Any], Config], object]
+
+
+class Job(NamedTuple):
+    """A run to make"""
+
+    options: Config
+    folder: Path
+    own: Own | None = None
+
+
+Todo = Sequence[Job]
 
 
 class Signals:
@@ -60,36 +73,58 @@ def stoppable() -> Iterator[Signals]:
             signal.signal(each, before)
 
 
-def make_runs(todo: Todo, progress: bool, jobs: int | None, peers: Peers | None = None) -> bool:
+def make_runs(
+    todo: Todo, progress: bool, jobs: int | None, peers: Peers | None = None, callbacks: Sequence[OnRound] = ()
+) -> bool:
     """Makes every run that is not finished. True if Ctrl-C, or what is like it, ended it.
 
-    jobs   processes that make runs at the same time; None: as many as the cores allow
+    jobs        processes that make runs at the same time; None: as many as the cores allow
+    callbacks   called in this process after each round of any of them, with its record and the run's options
     """
     if not todo:
         return False
-    if jobs is None:
-        jobs = (os.cpu_count() or 1) // max(options.threads for options, _ in todo)
-    jobs = max(1, min(jobs, len(todo)))
-    with Progress(todo, progress and (peers is None or peers.rank == 0)) as bar:
+    wanted = jobs
+    if wanted is None:
+        wanted = (os.cpu_count() or 1) // max(job.options.threads for job in todo)
+    wanted = max(1, min(wanted, len(todo)))
+    if wanted > 1 and (why := why_not_sent(todo)):
+        if jobs is not None:
+            raise ValueError(f"jobs={jobs}: other processes cannot have {why}; define it in a module, or pass jobs=1")
+        wanted = 1
+    with Progress(todo, progress and (peers is None or peers.rank == 0), callbacks) as bar:
         try:
-            if jobs > 1:
-                in_processes(todo, jobs, bar)
+            if wanted > 1:
+                in_processes(todo, wanted, bar)
                 return False
-            for options, folder in todo:
-                ended = run.simulate(options, folder, resume=True, on_round=partial(bar.show, folder), peers=peers)
+            for job in todo:
+                shown = partial(bar.show, job)
+                ended = run.simulate(
+                    job.options, job.folder, resume=True, own=job.own, on_round=shown, peers=peers
+                )  # fmt: skip
                 if ended["interrupted"]:
                     return True
-                bar.end(folder)
+                bar.end(job)
             return False
         except KeyboardInterrupt:
             return True
+
+
+def why_not_sent(todo: Todo) -> str:
+    """What other processes cannot be sent: an object of a notebook, for one; empty if they can be sent all"""
+    for own in {id(job.own): job.own for job in todo if job.own is not None}.values():
+        for name, value in vars(own).items():
+            try:
+                ForkingPickler.dumps(value if name != "data" else None)  # data are tensors
+            except Exception as error:  # whatever its class raises
+                return f"{name}={value!r} ({error})"
+    return ""
 
 
 def in_processes(todo: Todo, jobs: int, bar: Progress) -> None:
     """Raises what a run raises, or KeyboardInterrupt; then, too, no process is left."""
     waiting = deque(todo)
     working: dict[Connection, Any] = {}  # processes by the connections to them
-    at: dict[Connection, Path] = {}  # the run that each of them makes
+    at: dict[Connection, Job] = {}  # the run that each of them makes
     try:
         for _ in range(jobs):
             start(working)
@@ -126,21 +161,23 @@ def start(working: dict[Connection, Any]) -> None:
     theirs.close()
 
 
-def give(ours: Connection, waiting: deque[tuple[Config, Path]]) -> Path:
+def give(ours: Connection, waiting: deque[Job]) -> Job:
     job = waiting.popleft()
     with suppress(BrokenPipeError):  # received() finds out
         ours.send(job)
-    return job[1]
+    return job
 
 
-def received(ours: Connection, child: Any, folder: Path) -> tuple[str, Any]:
+def received(ours: Connection, child: Any, job: Job) -> tuple[str, Any]:
     try:
         return ours.recv()
     except (EOFError, OSError) as error:
         child.join()
         code = child.exitcode
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise ChildProcessError(f"{folder}: the process of this run {how}; the same command continues it") from error
+        raise ChildProcessError(
+            f"{job.folder}: the process of this run {how}; the same command continues it"
+        ) from error
 
 
 def stop(working: dict[Connection, Any]) -> None:
@@ -161,17 +198,17 @@ def stop(working: dict[Connection, Any]) -> None:
 
 def in_child(theirs: Connection) -> None:
     """Makes the runs that come, until the parent says stop or is gone"""
-    given: queue.SimpleQueue[tuple[Config, Path] | None] = queue.SimpleQueue()
+    given: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     busy = threading.Lock()  # held while a run is made
     threading.Thread(target=listen, args=(theirs, given, busy), daemon=True).start()
-    shown = ("round", "accuracy", "personal_accuracy")
     with suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             while (job := given.get()) is not None:
                 with busy:
                     run.simulate(
-                        *job, resume=True, on_round=lambda record: theirs.send(("round", {k: record[k] for k in shown}))
-                    )
+                        job.options, job.folder, resume=True, own=job.own,
+                        on_round=lambda record: theirs.send(("round", record)),
+                    )  # fmt: skip
                 theirs.send(("end", None))
         except (ValueError, TypeError, OSError, ImportError) as error:
             theirs.send(("error", error))
@@ -192,10 +229,10 @@ def listen(theirs: Connection, given: queue.SimpleQueue, busy: threading.Lock) -
 class Progress:
     """How far runs are, and how long it will take: a bar on a terminal, else a line on stderr every few seconds"""
 
-    def __init__(self, todo: Todo, wanted: bool) -> None:
-        self.at = {folder: 0 for _, folder in todo}  # rounds
-        self.last = {folder: options.rounds for options, folder in todo}
-        self.names = {folder: f"{o.label}/{o.seed}" if len(todo) > 1 else o.label for o, folder in todo}
+    def __init__(self, todo: Todo, wanted: bool, callbacks: Sequence[OnRound] = ()) -> None:
+        self.at = {job.folder: 0 for job in todo}  # rounds
+        self.last = {job.folder: job.options.rounds for job in todo}
+        self.callbacks = callbacks
         self.shown: dict[Path, str] = {}
         self.made, self.ended = 0, 0
         self.begun: set[Path] = set()
@@ -209,22 +246,26 @@ class Progress:
             form = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}{postfix}]"
             self.bar = tqdm(total=sum(self.last.values()), desc=runs_of(len(todo)), bar_format=form, dynamic_ncols=True)
 
-    def show(self, folder: Path, record: dict[str, Any]) -> None:
+    def show(self, job: Job, record: dict[str, Any]) -> None:
         """A round was made"""
+        for callback in self.callbacks:
+            callback(record, job.options)
+        folder, o = job.folder, job.options
+        name = f"{o.label}/{o.seed}" if len(self.at) > 1 else o.label
         self.made += 1
         self.begun.add(folder)
         self.first = self.first or time.monotonic()
         self.at[folder] = record["round"]  # a run that goes on does not begin at 0
         accuracy = record["personal_accuracy"] if record["accuracy"] is None else record["accuracy"]
-        text = "-" if accuracy is None else f"{100 * accuracy:.1f} %"
-        self.shown[folder] = f"{self.names[folder]} round {record['round']}: {text}"
+        text = "-" if accuracy is None else f"{100 * accuracy:.1f} %" if o.metric is None else f"{accuracy:.4g}"
+        self.shown[folder] = f"{name} round {record['round']}: {text}"
         self.say()
 
-    def end(self, folder: Path) -> None:
+    def end(self, job: Job) -> None:
         """A run is finished, perhaps early"""
-        self.at[folder] = self.last[folder]
+        self.at[job.folder] = self.last[job.folder]
         self.ended += 1
-        self.shown.pop(folder, None)
+        self.shown.pop(job.folder, None)
 
     def say(self) -> None:
         left = self.left()

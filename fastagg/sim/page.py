@@ -7,10 +7,15 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastagg._engine import atomic
-from fastagg.sim.report import Run, cells_of, measure, options_of, percent, table
+from fastagg.sim.report import Groups, averaged, differences, metric_of, options_of, sections, table
+from fastagg.sim.report.tables import by_setting, cells_of, difference_cells, difference_notes, notes_of
+from fastagg.sim.statistics import CONFIDENCE
+
+if TYPE_CHECKING:
+    from fastagg.sim.plots import Drawn
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --page: #fff; --card: #f6f8fa; --line: #d1d9e0;
@@ -20,12 +25,13 @@ CSS = """
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
 main { max-width: 960px; margin: 0 auto; padding: 2rem 1.2rem 4rem }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .4rem } h2 { font-size: 1.15rem; margin: 0 }
+h2.setting { font-size: 1.3rem; margin: 2.4rem 0 .6rem } table + table { margin-top: 1.2rem }
 .lead, .note, figcaption, summary { color: var(--soft) } .note, figcaption, details { font-size: .9rem }
 .verdict { font-size: 1.1rem } .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .9rem .35rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 th { color: var(--soft); font-weight: normal } th:first-child, td:first-child { text-align: left }
-tr.best td { background: var(--best); font-weight: 600 }
+tr.bold td { background: var(--best); font-weight: 600 }
 figure { margin: 2rem 0 0; padding: 1rem 1.2rem; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card) }
 figcaption { margin: .2rem 0 .6rem } svg { display: block; width: 100%; height: auto; color: var(--ink) }
@@ -39,14 +45,15 @@ figure:has(> details:not([open])) { margin-top: .6rem; padding: .5rem 1.2rem }
 """
 
 
-def heading(groups: dict[str, list[Run]]) -> str:
-    labels, data = list(groups), _said(groups, "data")
+def heading(groups: Groups) -> str:
+    labels = list(dict.fromkeys(label for methods in sections(groups).values() for label in methods))
+    data = _said(groups, "data")
     if len(labels) > 3:
         return f"{len(labels)} methods on {data}"
     return f"{' against '.join(labels)} on {data}" if len(labels) < 3 else f"{', '.join(labels)} on {data}"
 
 
-def described(groups: dict[str, list[Run]]) -> str:
+def described(groups: Groups) -> str:
     """What was run, in a sentence"""
     say = lambda name: _said(groups, name)  # noqa: E731
     split = {
@@ -70,81 +77,128 @@ def described(groups: dict[str, list[Run]]) -> str:
     return "; ".join(parts) + "."
 
 
-def _said(groups: dict[str, list[Run]], name: str) -> str:
+def _said(groups: Groups, name: str) -> str:
     values = options_of([run for runs in groups.values() for run in runs]).get(name, ["?"])
     return " or ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values)
 
 
-def verdict(groups: dict[str, list[Run]]) -> str:
-    """What came out, in a sentence"""
-    rows = table(groups)
+def verdict(groups: Groups) -> str:
+    """What came out in one setting, in a sentence"""
+    rows, metric = table(groups), metric_of(groups)
     best = [row for row in rows if row["best"]]
     if not best:
-        return "No run has a finite accuracy."
+        return f"No run has a finite {metric.plain}."
     *first, last = [row["label"] for row in best]
     who = f"{', '.join(first)} and {last}" if first else last
-    spread = percent(best[0]["mean"], best[0]["std"] if len(best) == 1 else None)
-    text = f"{who} reached {spread} % {measure(groups).replace('_', ' ')}"
-    others = sorted((r for r in rows if r["mean"] is not None and not r["best"]), key=lambda r: -r["mean"])
+    spread = metric.text(best[0]["mean"], best[0]["std"] if len(best) == 1 else None)
+    text = f"{who} reached {spread} % {metric.words}" if metric.unit else f"{who} reached {metric.words} {spread}"
+    others = [row for row in rows if row["mean"] is not None and not row["best"]]
     if not others:
         return text + "."
-    behind = 100 * (best[0]["mean"] - others[0]["mean"])
-    noise = ", which is within noise" if others[0]["within_noise"] else ""
-    return f"{text}, {behind:.2f} points above {others[0]['label']}{noise}."
+    next_ = max(others, key=lambda row: metric.better(row["mean"], 0))
+    behind = metric.change(metric.better(best[0]["mean"], next_["mean"])).lstrip("+")
+    noise = ", which is within noise" if next_["within_noise"] else ""
+    unit, where = " points" if metric.unit else "", "below" if metric.best == "min" else "above"
+    return f"{text}, {behind}{unit} {where} {next_['label']}{noise}."
 
 
-def write(groups: dict[str, list[Run]], out: Path, title: str | None = None) -> Path:
-    """Writes out/report.html and out/plots/*.png; each file appears whole or not at all. Returns the page's path."""
+def write(
+    groups: Groups, out: Path, title: str | None = None, *, name: str = "report.html", baseline: str | None = None,
+    score: str = "last_5", confidence: float = CONFIDENCE,
+) -> Path:  # fmt: skip
+    """Writes out/<name> and out/plots/*.png; each file appears whole or not at all. Returns the page's path.
+
+    baseline, score, confidence   of the differences; see report.differences()
+    """
     if not any(groups.values()):
         raise ValueError("a report needs at least one run")
     from fastagg.sim import plots  # only here: tables do not need matplotlib
 
+    found = differences(groups, baseline, score, confidence)
     out = Path(out)
     (out / "plots").mkdir(parents=True, exist_ok=True)
-    parts, names = [], set()
-    colours = {label: plots.look(groups, label)["color"].replace(plots.INK, "currentColor") for label in groups}
-    for drawn in plots.figures(groups, measure(groups)):
-        name = re.sub(r"[^a-z0-9]+", "-", drawn.name.lower()).strip("-")[:80]
-        while name in names:
-            name += "-2"
-        names.add(name)
-        picture, drawing = io.BytesIO(), io.StringIO()
-        plots.save(drawn.figure, picture, "png")
-        plots.save(drawn.figure, drawing, "svg")
-        atomic.write(out / "plots" / f"{name}.png", picture.getvalue())
-        title_, words = _safe(drawn.title), _safe(drawn.caption)
-        svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title_)
-        part = f'<figcaption>{words}</figcaption><div class="scroll">{svg}</div>'
-        part = f"<details><summary>{title_}</summary>{part}</details>" if drawn.folded else f"<h2>{title_}</h2>{part}"
-        parts.append(f'<figure id="{name}">{part}</figure>')
-    page = out / "report.html"
-    atomic.write(page, _page(groups, title or heading(groups), parts, colours))
+    parts = []
+    for setting, methods in sections(groups).items():
+        mine = by_setting(found).get(setting, [])
+        tables = [_table(*cells_of(methods))] + ([_table(*difference_cells(mine, confidence))] if mine else [])
+        parts.append(f'<h2 class="setting">{_safe(setting)}</h2>' if setting else "")
+        parts.append(f'<p class="verdict">{_safe(verdict(methods))}</p><div class="scroll">{"".join(tables)}</div>')
+    parts.append(f'<p class="note">{_safe(" ".join(notes_of(groups) + difference_notes(groups, found, score)))}</p>')
+    parts.append(f'<p class="note hint">The tables and the figures scroll sideways. Lines: {_keys(groups)}.</p>')
+    setting, pictures = "", Pictures(out / "plots")
+    for drawn in plots.every_figure(groups, found, averaged(groups, score), confidence):
+        parts.append(f'<h2 class="setting">{_safe(drawn.setting)}</h2>' if drawn.setting != setting else "")
+        parts.append(pictures.placed(drawn))
+        setting = drawn.setting
+    page = out / name
+    atomic.write(page, _page(groups, title or heading(groups), parts))
     return page
 
 
-def _page(groups: dict[str, list[Run]], title: str, figures: list[str], colours: dict[str, str]) -> str:
-    headings, lines, notes = cells_of(groups)
-    best = [" class=best" if row["best"] and len(lines) > 1 else "" for row, _ in lines]
+class Pictures:
+    """Figures written as PNG files to a folder, each under a name of its own that begins with the prefix"""
+
+    def __init__(self, folder: Path, prefix: str = "") -> None:
+        self.folder, self.prefix, self.names = folder, prefix, set()
+
+    def written(self, drawn: Drawn) -> str:
+        """Returns its name"""
+        from fastagg.sim import plots
+
+        name = re.sub(r"[^a-z0-9]+", "-", f"{drawn.setting}-{drawn.name}".lower()).strip("-")[:80]
+        while name in self.names:
+            name += "-2"
+        self.names.add(name)
+        picture = io.BytesIO()
+        plots.save(drawn.figure, picture, "png")
+        atomic.write(self.folder / f"{self.prefix}{name}.png", picture.getvalue())
+        return name
+
+    def placed(self, drawn: Drawn) -> str:
+        """Returns it as part of a page"""
+        from fastagg.sim import plots
+
+        name, drawing = self.written(drawn), io.StringIO()
+        plots.save(drawn.figure, drawing, "svg")
+        title, words = _safe(drawn.title), _safe(drawn.caption)
+        svg = _inline(drawing.getvalue().replace(plots.INK, "currentColor"), name, title)
+        part = f'<figcaption>{words}</figcaption><div class="scroll">{svg}</div>'
+        part = f"<details><summary>{title}</summary>{part}</details>" if drawn.folded else f"<h2>{title}</h2>{part}"
+        return f'<figure id="{name}">{part}</figure>'
+
+
+def _table(headings: list[str], lines: list[tuple[bool, list[str]]]) -> str:
     rows = "".join(
-        f"<tr{mark}>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}</tr>"
-        for mark, (_, cells) in zip(best, lines, strict=True)
+        f"<tr{' class=bold' if bold else ''}>{''.join(f'<td>{_safe(cell)}</td>' for cell in cells)}</tr>"
+        for bold, cells in lines
     )
-    keys = ", ".join(f'<span style="color: {colour}">━ {_safe(label)}</span>' for label, colour in colours.items())
+    return f"<table><tr>{''.join(f'<th>{_safe(h)}</th>' for h in headings)}</tr>{rows}</table>"
+
+
+def _keys(groups: Groups) -> str:
+    """The labels in the colours of their lines"""
+    from fastagg.sim import plots
+
+    colours = {}
+    for methods in sections(groups).values():
+        for label in methods:
+            colours.setdefault(label, plots.look(methods, label)["color"].replace(plots.INK, "currentColor"))
+    return ", ".join(f'<span style="color: {colour}">━ {_safe(label)}</span>' for label, colour in colours.items())
+
+
+def _page(groups: Groups, title: str, parts: list[str]) -> str:
     runs = [run for members in groups.values() for run in members]
     options = "".join(
         f"<tr><td>{_safe(name)}</td><td>{_safe(' or '.join(map(json.dumps, values)))}</td></tr>"
         for name, values in options_of(runs).items()
     )
     versions = dict.fromkeys(f"{k} {v}" for run in runs for k, v in (run.summary.get("versions") or {}).items())
-    folders = "".join(f"<li>{_safe(run.path)}</li>" for run in runs)
+    folders = "".join(f"<li>{_safe(run.path)}</li>" for run in runs if run.path is not None)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{_safe(title)}</title><style>{CSS}</style></head><body><main>
-<h1>{_safe(title)}</h1><p class="lead">{_safe(described(groups))}</p><p class="verdict">{_safe(verdict(groups))}</p>
-<div class="scroll"><table><tr>{"".join(f"<th>{_safe(h)}</th>" for h in headings)}</tr>{rows}</table></div>
-<p class="note">{_safe(" ".join(notes))}</p>
-<p class="note hint">The table and the figures scroll sideways. Lines: {keys}.</p>
-{"".join(figures)}
+<h1>{_safe(title)}</h1><p class="lead">{_safe(described(groups))}</p>
+{"".join(parts)}
 <details><summary>All options, and where the runs are</summary>
 <div class="scroll"><table>{options}</table></div><ul>{folders}</ul>
 <p>{_safe(", ".join(versions))}</p></details>

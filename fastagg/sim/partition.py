@@ -9,22 +9,26 @@ stream of its own, so that corrupting clients, say, leaves the split as it was.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fastagg._engine.checks import check_choice, check_integer, check_number
-from fastagg.sim.choices import KINDS
+from fastagg.sim.choices import KINDS, PROXY_SPLITS
 
+Split = Callable[[np.ndarray, int, np.random.Generator], Sequence[ArrayLike]]
 BALANCED_ALPHA = 10.0  # of the balanced half of "hybrid": FedLAW, appendix D.2
+PROXY_TAIL = 10.0  # how much commoner the first class is than the last in a long-tailed proxy set: FedLAW, Table 6
 
 
 @dataclass(frozen=True)
 class Partition:
     train: list[np.ndarray]  # per client, int64: indices into the training set, ascending, disjoint
     test: list[np.ndarray]  # per client, int64: indices into the test set, in the client's proportions; may overlap
-    proxy: np.ndarray  # int64: training samples that the server keeps, of no client, class-balanced if possible
+    proxy: np.ndarray  # int64: training samples that the server keeps, of no client
     labels: np.ndarray  # [N] int64: the training labels as the clients see them
     counts: np.ndarray  # [K, C] int64: samples per client and true class
 
@@ -35,7 +39,7 @@ def make(
     classes: int,
     clients: int,
     *,
-    kind: str = "dirichlet",
+    kind: str | Split = "dirichlet",
     alpha: float = 0.1,
     classes_per_client: int = 2,
     min_size: int = 10,
@@ -43,11 +47,15 @@ def make(
     long_tail: float = 1.0,
     corrupted: float = 0.0,
     proxy: int = 0,
+    train_share: float = 1.0,
+    proxy_split: str = "balanced",
     seed: int = 0,
+    given: Sequence[np.ndarray] | None = None,
 ) -> Partition:
     """Splits a training set with labels y, and a test set with labels test_y, over clients.
 
-    kind                one of KINDS
+    kind                one of KINDS, or a function of labels [N], clients and a NumPy generator that returns the
+                        indices of each client's samples
     alpha               concentration of the Dirichlet distribution: small for clients that differ, large for alike
     classes_per_client  of kind "pathological"; with too few clients for all classes, some are left out
     min_size            least samples of a client; who has fewer gets some from those with most of the same classes
@@ -55,15 +63,24 @@ def make(
     long_tail           how much commoner the first class is than the last; exponential between (1: as in y)
     corrupted           fraction of the clients, rounded but at least one, that see two of their classes swapped
                         (FedLAW, Table 8; a pair for each: one for all would cost FedAvg more than the paper reports)
-    proxy               how many training samples the server keeps: beside those of samples, and not long-tailed
-                        (FedLAW takes them from the test set; here all of that is for testing)
+    proxy               how many training samples the server keeps: beside those of samples
+    proxy_split         which, one of PROXY_SPLITS
 
-    A client's test share is as large a part of the test set as its data is of all clients' data, at least min_size, and
-    smaller where the test set has too few of a class to keep the proportions.
+    train_share         the part of its samples that a client trains on, the same in every round
+    given               each client's samples, where they are not to be split: kind and what goes with it do not count
+
+    Without classes (classes=0, regression), all samples are of one class. A client's test share is as large a part of
+    the test set as its data is of all clients' data, at least min_size, and smaller where the test set has too few of a
+    class to keep the proportions.
     """
-    check_choice("partition", "kind", kind, tuple(KINDS))
-    check_integer("partition", "classes", classes, 2)
-    check_integer("partition", "clients", clients, {"hybrid": 2, "groups": 3}.get(kind, 1))
+    if not classes:
+        y, test_y, classes = np.zeros(len(np.asarray(y)), np.int64), np.zeros(len(np.asarray(test_y)), np.int64), 1
+    if isinstance(kind, str):
+        check_choice("partition", "kind", kind, tuple(KINDS))
+    check_integer("partition", "classes", classes, 1)
+    fewest = {"hybrid": 2, "groups": 3}.get(kind, 1) if isinstance(kind, str) else 1
+    check_integer("partition", "clients", clients, fewest)
+    check_number("partition", "train_share", train_share, 0, 1, strict=True)
     check_number("partition", "alpha", alpha, 1e-4, 1e6)
     check_integer("partition", "classes_per_client", classes_per_client, 1)
     check_integer("partition", "min_size", min_size, 1)
@@ -71,6 +88,7 @@ def make(
     check_number("partition", "long_tail", long_tail, 1, 1e6)
     check_number("partition", "corrupted", corrupted, 0, 1)
     check_integer("partition", "proxy", proxy, 0)
+    check_choice("partition", "proxy_split", proxy_split, tuple(PROXY_SPLITS))
     check_integer("partition", "seed", seed, 0)
     y, test_y = check_labels("y", y, classes), check_labels("test_y", test_y, classes)
     if proxy + clients * min_size > len(y):
@@ -80,24 +98,57 @@ def make(
             f" but the training set has {len(y)}"
         )
 
-    streams = np.random.SeedSequence(int(seed)).spawn(4)
-    choose, split, choose_test, corrupt = (np.random.default_rng(s) for s in streams)
+    streams = np.random.SeedSequence(int(seed)).spawn(5)
+    choose, split, choose_test, corrupt, shorten = (np.random.default_rng(s) for s in streams)
     by_class, available = shuffled(y, classes, choose)
-    kept = balanced(proxy, available, choose)  # [C]
+    kept = proxy_counts(proxy, proxy_split, available, choose)  # [C]
     n = class_sizes(available - kept, samples, long_tail)  # [C]
-    counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
-    ends = kept + counts.cumsum(0)
-    train = [
-        np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
-        for row in zip(counts, ends, strict=True)
-    ]
+    if given is not None or not isinstance(kind, str):
+        pools = [i[m : m + size] for i, m, size in zip(by_class, kept, n, strict=True)]
+        train = chosen_by_user(given, kind, y, np.sort(np.concatenate(pools)), clients, split)
+    else:
+        counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
+        ends = kept + counts.cumsum(0)
+        train = [
+            np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
+            for row in zip(counts, ends, strict=True)
+        ]
+    if train_share < 1:
+        train = [np.sort(shorten.permutation(rows)[: max(1, round(train_share * len(rows)))]) for rows in train]
+    counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in train])
     return Partition(
         train=train,
         test=shares_of_test(test_y, counts, min_size, choose_test),
-        proxy=np.sort(np.concatenate([i[:m] for i, m in zip(by_class, kept, strict=True)])),
+        proxy=proxy_rows(by_class, kept, proxy_split),
         labels=swapped(y, train, counts, corrupted, corrupt),
         counts=counts,
     )
+
+
+def chosen_by_user(
+    given: Sequence[np.ndarray] | None, split: Any, y: np.ndarray, pool: np.ndarray, clients: int, rng
+) -> list[np.ndarray]:
+    """The samples of each client as the user wants them, who splits `pool`, or has given them"""
+    if given is not None:
+        parts = given
+        if len(parts) != clients:
+            raise ValueError(f"partition: data of {len(parts)} clients were given, and clients={clients}")
+        if len(pool) < len(y):
+            raise ValueError(
+                "partition: the clients' data were given as they are: leave out proxy, samples and long_tail"
+            )
+    else:
+        parts = [pool[np.asarray(rows, dtype=np.int64)] for rows in split(y[pool].copy(), clients, rng)]
+    train = [np.sort(np.asarray(rows, dtype=np.int64)) for rows in parts]
+    if len(train) != clients:
+        raise ValueError(f"partition: the split has {len(train)} clients, expected {clients}")
+    for k, rows in enumerate(train):
+        if not len(rows):
+            raise ValueError(f"partition: client {k} has no samples")
+    every = np.concatenate(train)
+    if len(np.unique(every)) < len(every):
+        raise ValueError("partition: a sample was given to two clients, or twice to one")
+    return train
 
 
 def check_labels(name: str, labels: ArrayLike, classes: int) -> np.ndarray:
@@ -135,6 +186,38 @@ def balanced(total: int, available: np.ndarray, rng: np.random.Generator) -> np.
         free = rng.permutation(np.flatnonzero(got < available))[:need]
         got[free] = np.minimum(available[free], got[free] + need // len(free))
     return got
+
+
+def proxy_counts(total: int, split: str, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How many samples of each class the server keeps; of a long tail fewer in all, as in FedLAW's code"""
+    if split == "random":
+        return rng.multivariate_hypergeometric(available, total) if total else np.zeros_like(available)
+    got = balanced(total, available, rng)
+    if split == "balanced":
+        return got
+    share = PROXY_TAIL ** -np.linspace(0, 1, len(available))
+    return np.minimum(got, np.maximum(np.floor(np.round(total / len(available) * share, 9)), 1).astype(np.int64))
+
+
+def proxy_rows(by_class: list[np.ndarray], kept: np.ndarray, split: str) -> np.ndarray:
+    """The first so many of each class; "resampled": repeated until all have as many as the commonest"""
+    size = np.where(kept > 0, kept.max(initial=0), 0) if split == "resampled" else kept
+    return np.sort(np.concatenate([np.resize(i[:m], n) for i, m, n in zip(by_class, kept, size, strict=True)]))
+
+
+def proxy_from_test(
+    test_y: np.ndarray, classes: int, total: int, split: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Test samples that the server keeps, and those that are left for testing"""
+    check_integer("partition", "proxy", total, 0)
+    if total >= len(test_y):
+        raise ValueError(
+            f"partition: proxy={total} samples of the test set, which has {len(test_y)}: none is left to test"
+        )
+    rng = np.random.default_rng([int(seed), 1])
+    by_class, available = shuffled(check_labels("test_y", test_y, classes), classes, rng)
+    rows = proxy_rows(by_class, proxy_counts(total, split, available, rng), split)
+    return rows, np.setdiff1d(np.arange(len(test_y)), rows)
 
 
 def class_sizes(available: np.ndarray, samples: int | None, long_tail: float) -> np.ndarray:
@@ -248,6 +331,12 @@ def take(size: int, share: np.ndarray, left: np.ndarray) -> np.ndarray:
         if (more := min(size - got.sum(), spare.sum())) > 0:
             got = got + np.minimum(apportion(more, spare), spare)
     return got
+
+
+def label_entropies(counts: np.ndarray) -> np.ndarray:
+    """Of each row's shares, in nats"""
+    p = counts / counts.sum(1, keepdims=True)
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(1)
 
 
 def at_least(min_size: int, counts: np.ndarray) -> np.ndarray:

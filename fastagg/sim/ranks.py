@@ -27,6 +27,7 @@ from fastagg._engine.distributed.peers import Peers
 from fastagg._engine.result import Result, Results
 from fastagg.sim import attack
 from fastagg.sim.config import Config
+from fastagg.sim.local import Algorithm
 from fastagg.sim.train import Job, Update
 
 
@@ -43,13 +44,19 @@ def joined() -> Iterator[Peers | None]:
         dist.destroy_process_group()
 
 
-def check(options: Config, server: Aggregator, inputs: Mapping[str, Any]) -> None:
+def check(options: Config, algorithm: Algorithm, server: Aggregator, inputs: Mapping[str, Any]) -> None:
     """inputs: those that the simulator will give the method"""
-    alone = (
-        "it corrects the model from all updates" if options.algorithm == "feddyn" else server.why_not_over_group(inputs)
-    )
+    what, alone = algorithm.name, ""
+    if algorithm.corrects:
+        alone = "it corrects the model from all updates"
+    elif algorithm.remembers or options.keep_momentum:
+        what = algorithm.name if algorithm.remembers else "keep_momentum"
+        alone = "clients remember something from round to round"
+    elif any(spec.pairwise and spec.name in inputs for spec in server.round_inputs):
+        what, alone = options.method, "it tries out all models on the data of each client"
+    elif alone := server.why_not_over_group(inputs):
+        what = options.method
     if alone:
-        what = "feddyn" if options.algorithm == "feddyn" else options.method
         raise ValueError(f"sim: {what} needs all clients in one process ({alone}); run it without torchrun")
 
 

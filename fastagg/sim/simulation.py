@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,20 @@ import torch
 import fastagg
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, partition, ranks
-from fastagg.sim.config import Config
-from fastagg.sim.train import Job, Trainer, Update, outcomes
+from fastagg.sim.config import Config, check_combination, options_of_the_model
+from fastagg.sim.divide import divided
+from fastagg.sim.objects import Own
+from fastagg.sim.outcomes import Outcomes, outcomes
+from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE = range(6)
-KINDS = ("labels", "steps", "proxy")  # of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS = range(7)
+PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
+# Of round inputs that a simulation can supply; see fastagg.extend.RoundInput
+KINDS = (
+    "labels", "entropies", "steps", "proxy", "cross_losses", "start_losses", "start_distances", "choices",
+)  # fmt: skip
 
 
 class Simulation:
@@ -30,32 +38,49 @@ class Simulation:
     peers   the processes that share the work; each has this object, and all models
     """
 
-    def __init__(self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None) -> None:
+    def __init__(
+        self, options: Config, dataset: data.Dataset | None = None, peers: Peers | None = None, own: Own | None = None
+    ) -> None:
         self.options, self.peers = options, peers
-        o = options
-        self.data = d = dataset or data.load(o.data, o.data_dir, o.pixels)
-        self.parts = partition.make(
-            d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, kind=o.partition, alpha=o.alpha,
-            classes_per_client=o.classes_per_client, min_size=o.min_size, samples=o.samples, long_tail=o.long_tail,
-            corrupted=o.corrupted, proxy=o.proxy, seed=o.seed,
-        )  # fmt: skip
-        self.module = models.make(o.model, tuple(d.x.shape[1:]), d.classes, o.seed)
-        head = models.head_of(self.module)
-        labels = torch.from_numpy(self.parts.labels)
-        self.trainer = Trainer(self.module, d.x, labels, o.local, head=head, batched=o.batched)
-        by_role = {"module": self.module, "head": head, "progress": False}
-        own = {name: by_role[role] for name, role in o.options_of_the_model(*by_role).items()}
-        self.server: Any = o.aggregator_class(**(own | o.options))
+        o, own = options, own or Own()
+        self.data, self.parts, self.proxy = divided(o, own, dataset)
+        d = self.data
+        cls = own.aggregator_class(o)
+        o.check_method(cls)
+        self.module = models.make(own.get(o, "model"), tuple(d.x.shape[1:]), d.classes, o.seed, d.vocabulary)
+        self.head = models.head_of(self.module, d.classes)
+        if o.wdr or options_of_the_model(cls, "head"):
+            self.head = models.needed_head(self.module, d.classes, o.method)
+        if o.loss is None:
+            models.check_outputs(self.module, d.x, d.classes)
+        self.labels = torch.from_numpy(self.parts.labels) if d.classes else d.y  # as the clients see them
+        local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
+        self.metric = own.get(o, "metric")
+        self.trainer = Trainer(self.module, d.x, self.labels, local, head=self.head, batched=o.batched)
+        check_combination(self.trainer.algorithm, o.method, cls.produces)
+        by_role = {"module": self.module, "head": self.head, "progress": False}
+        set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
+        self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
-            ranks.check(o, self.server, dict.fromkeys(self.supplied()))
+            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(self.supplied(), ()))
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
-        self.models = [{key: value.detach().clone() for key, value in self.module.state_dict().items()}]
+        self.models = [self.first_state(self.module)]
+        if self.server.produces == "clusters":  # as many as the method begins with, different from each other
+            seeds = [int(self.draw(MODELS, i).integers(2**31)) for i in range(1, self.server.first_models)]
+            forms = own.get(o, "model"), tuple(d.x.shape[1:]), d.classes
+            self.models += [self.first_state(models.make(*forms, seed, d.vocabulary)) for seed in seeds]
         self.model_of = [0] * o.clients  # which of the models each client has
-        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients that keep something: FedDyn's corrections
-        self.server_memory: dict[str, torch.Tensor] | None = None
+        self.parameters = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        self.memory: dict[int, dict[str, torch.Tensor]] = {}  # of clients, by what the algorithm has them remember
+        self.momentum: dict[int, dict[str, torch.Tensor]] = {}  # of clients, with keep_momentum
+        self.shared = self.trainer.algorithm.shared(self.models[0], self.parameters)  # what all clients are told
+        self.choose_models(range(o.clients))
+
+    def first_state(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return {key: value.detach().clone().to(self.options.device) for key, value in module.state_dict().items()}
 
     @property
     def personal(self) -> bool:
@@ -68,6 +93,7 @@ class Simulation:
         invited = self.chosen(r)
         present = [k for k in invited if self.draw(DROPOUT, r, k).random() >= o.dropout] or invited[:1]
         lr = o.lr * o.lr_decay ** (r - 1)
+        self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
@@ -85,7 +111,7 @@ class Simulation:
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
-            record |= self.observed(result, before, updates, here) | self.evaluated()
+            record |= self.observed(result, before, present, updates, here) | self.evaluated()
         return record | {"seconds": clock.seconds}
 
     @property
@@ -123,7 +149,8 @@ class Simulation:
         return Job(
             client=k, start=self.models[self.model_of[k]], indices=self.parts.train[k],
             seed=int(self.draw(BATCHES, r, k).integers(2**31)), epochs=epochs,
-            class_dist=self.parts.counts[k] if o.wdr else None, correction=self.memory.get(k),
+            class_dist=self.parts.counts[k] if o.wdr else None, memory=self.memory.get(k), shared=self.shared,
+            momentum=self.momentum.get(k), round=r,
         )  # fmt: skip
 
     def sent(self, r: int, job: Job, update: Update) -> Update:
@@ -154,11 +181,20 @@ class Simulation:
                     self.models[k] = dict(model)
         else:
             self.models = [dict(result)]
-        if self.options.algorithm == "feddyn":
-            self.memory |= {k: u.correction for k, u in zip(present, updates, strict=True) if u.correction is not None}
-            kept = [u.model for k, u in zip(present, updates, strict=True) if k not in result.dropped]
-            self.models = [self.corrected(dict(result), before, kept)]
+        kept = [(k, u) for k, u in zip(present, updates, strict=True) if k not in result.dropped]
+        self.remember(kept)
+        if self.trainer.algorithm.corrects:
+            states, sent = [u.model for _, u in kept], [u.sent or {} for _, u in kept]
+            model, self.shared = self.trainer.algorithm.server(
+                self.models[0], before, states, sent, self.shared, self.options.clients
+            )
+            self.models = [model]
         return result, before
+
+    def remember(self, kept: list[tuple[int, Update]]) -> None:
+        """A client whose update was not used goes on as if it had not taken part"""
+        self.memory |= {k: u.memory for k, u in kept if u.memory is not None}
+        self.momentum |= {k: u.momentum for k, u in kept if u.momentum is not None}
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Each cluster on its own, from its own model; a cluster may come out as two"""
@@ -168,6 +204,7 @@ class Simulation:
             ids, model = [present[i] for i in here], self.models[number]
             mine = [updates[i] for i in here]
             result = self.merged(model, ids, mine, self.round_inputs(ids, mine))
+            self.remember([(k, u) for k, u in zip(ids, mine, strict=True) if k not in result.dropped])
             for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
                 place = number if n == 0 else len(self.models)
                 self.models[place:] = [dict(new), *self.models[place + 1 :]]
@@ -178,15 +215,16 @@ class Simulation:
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
         server = self.server
         by_size_alone = server.reads == "weights" and not server.round_inputs and not server.needs_global
-        plain = self.options.algorithm == "feddyn" and by_size_alone  # FedDyn's mean has no weights
+        plain = self.trainer.algorithm.equal and by_size_alone
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
         return self.server.aggregate(before, [u.model for u in updates], sizes, client_ids=ids, **info)
 
     def supplied(self) -> list[str]:
-        """The inputs of a round that the method requires, all of which the simulator has to supply"""
-        needed = [spec for spec in self.server.round_inputs if spec.required]
+        """The inputs of a round that the method requires, all of which the simulator has to supply; and distances from
+        where clients started, which a method can only guess"""
+        needed = [spec for spec in self.server.round_inputs if spec.required or spec.kind == "start_distances"]
         for spec in needed:
             if spec.kind not in KINDS:
                 raise ValueError(
@@ -204,30 +242,49 @@ class Simulation:
     def supply(self, kind: str, present: list[int], updates: list[Update]) -> Any:
         if kind == "labels":
             return self.parts.counts[present]
+        if kind == "entropies":
+            return partition.label_entropies(self.parts.counts[present])
         if kind == "steps":
             return [u.steps for u in updates]
-        if not len(self.parts.proxy):
-            raise ValueError(f"sim: {self.options.method} learns on samples of the server; give it some by proxy=100")
-        rows = torch.from_numpy(self.parts.proxy)
-        return [(self.data.x[rows], self.data.y[rows])]
+        if kind == "choices":
+            return [self.model_of[k] for k in present]
+        starts = [self.models[self.model_of[k]] for k in present]
+        if kind == "cross_losses":
+            return np.stack([self.losses(u.model, present) for u in updates], axis=1)
+        if kind == "start_losses":
+            return [self.losses(start, [k])[0] for k, start in zip(present, starts, strict=True)]
+        if kind == "start_distances":
+            states = [u.model for u in updates]
+            return np.stack([fastagg.gram(start, states, params=self.module).norms().numpy() for start in starts])
+        x, y = self.proxy
+        if not len(x):
+            raise ValueError(
+                f"sim: {self.options.method} learns on samples of the server; give it some: proxy=100, proxy_from=test"
+            )
+        parts = -(-len(x) // PROXY_BATCH)
+        return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 
-    def corrected(
-        self, result: dict[str, torch.Tensor], before: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]
-    ) -> dict[str, torch.Tensor]:
-        """FedDyn's server: h -= mu / K sum_k (w_k - w); the new model is the method's result - h / mu"""
-        mu, names = self.options.mu, dict(self.module.named_parameters()).keys()  # in order, as no set of strings is
-        mean = fastagg.fedavg(None, states)
-        h = self.server_memory or {name: torch.zeros_like(before[name]) for name in names}
-        share = len(states) / self.options.clients
-        self.server_memory = {name: h[name] - mu * share * (mean[name] - before[name]) for name in names}
-        return {key: v - self.server_memory[key] / mu if key in names else v for key, v in result.items()}
+    def losses(self, state: dict[str, torch.Tensor], clients: Sequence[int]) -> np.ndarray:
+        """The mean loss of a model on each client's training data, [clients]; the largest number where it is none"""
+        rows = np.concatenate([self.parts.train[k] for k in clients])
+        seen = self.outcomes(state, self.data.x[rows], self.labels[rows])
+        ends = np.cumsum([0, *self.sizes(list(clients))])
+        means = np.array([seen.of(np.arange(a, b))[1] for a, b in itertools.pairwise(ends)])
+        return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
+
+    def choose_models(self, clients: Sequence[int]) -> None:
+        """Each of these takes the model with the least loss on its data, if it is for clients to choose (IFCA)"""
+        if any(spec.kind == "choices" for spec in self.server.round_inputs):
+            best = np.argmin([self.losses(model, clients) for model in self.models], axis=0)
+            for k, number in zip(clients, best.tolist(), strict=True):
+                self.model_of[k] = number
 
     def observed(
-        self, result: Any, before: dict[str, torch.Tensor], updates: list[Update], here: list[int]
+        self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]
     ) -> dict[str, Any]:
         """What the round's Gram tells of the clients that were not dropped; methods that have none get one for this"""
         if result is None:  # several clusters: there is no common model to measure from
-            return {"weights": None, "norms": None, "coherence": None, "gamma": None}
+            return dict.fromkeys(("weights", "norms", "coherence", "gamma", "step", "fedavg_step"))
         gram = getattr(result, "gram", None)
         if gram is None:
             gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
@@ -235,31 +292,59 @@ class Simulation:
         weights = getattr(result, "weights", None)
         weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
         weights = None if weights is None else weights[here]
-        seen = fastagg.diagnostics(gram, None if weights is None or not weights.sum() > 0 else weights)
+        gamma = getattr(result, "gamma", None)
+        seen = fastagg.diagnostics(
+            gram, None if weights is None or not weights.sum() > 0 else weights,
+            gamma=1.0 if gamma is None else float(gamma),
+        )  # fmt: skip
         assert seen.coherence is not None  # the Gram is formed
         assert seen.cosine is not None
         record = {
             "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
-            "coherence": float(seen.coherence), "gamma": getattr(result, "gamma", None),
+            "coherence": float(seen.coherence), "gamma": gamma,
+            "shrink_ratio": finite(seen.shrink_ratio),
+            **self.step_lengths(gram, before, present),
         }  # fmt: skip
         if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
             record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
+            if all(u.state is not None for u in updates) and self.data.classes and self.head:
+                record["heads"] = [self.class_norms(u.model) for u in updates]
         return record
+
+    def step_lengths(self, gram: fastagg.Gram, before: dict[str, torch.Tensor], present: list[int]) -> dict[str, Any]:
+        """How far the global model moved, and how far the mean by data size would have moved it"""
+        if self.personal:
+            return {"step": None, "fedavg_step": None}
+        names = [name for name, _ in self.module.named_parameters()]
+        moved = sum((self.models[0][n].double() - before[n].double()).square().sum().item() for n in names)
+        sizes = np.array(self.sizes(present), dtype=np.float64)
+        shares = sizes / sizes.sum()
+        return {"step": moved**0.5, "fedavg_step": float(np.sqrt(max(shares @ (gram @ shares), 0)))}
+
+    def class_norms(self, model: dict[str, torch.Tensor]) -> list[float]:
+        """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
+        assert self.head is not None
+        norms = torch.linalg.vector_norm(model[self.head].double().flatten(1), dim=1)
+        return rounded(norms / norms.sum().clamp(min=1e-300), 4)
 
     def evaluated(self) -> dict[str, Any]:
         """On the whole test set where there is one model, and on every client's share of it with the client's model"""
-        test, shares = self.data, self.parts.test
+        x, y, shares = self.data.test_x, self.data.test_y, self.parts.test
         if len(self.models) == 1:
-            right, losses = outcomes(self.module, self.models[0], test.test_x, test.test_y)
-            own = [float(right[rows].mean()) for rows in shares if len(rows)]
-            return {"accuracy": float(right.mean()), "personal_accuracy": mean(own), "loss": float(losses.mean())}
+            seen = self.outcomes(self.models[0], x, y)
+            accuracy, loss = seen.of()
+            own = [seen.of(rows)[0] for rows in shares if len(rows)]
+            return {"accuracy": accuracy, "personal_accuracy": mean(own), "loss": loss}
         own = []
         for k, rows in enumerate(shares):
             if len(rows):
-                rows = torch.from_numpy(rows)
-                right, _ = outcomes(self.module, self.models[self.model_of[k]], test.test_x[rows], test.test_y[rows])
-                own.append(float(right.mean()))
+                own.append(self.outcomes(self.models[self.model_of[k]], x[rows], y[rows]).of()[0])
         return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
+
+    def outcomes(self, model: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Outcomes:
+        return outcomes(
+            self.module, model, x, y, loss=self.trainer.loss, metric=self.metric, precision=self.options.precision
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """To be called by all processes that share the work"""
@@ -267,21 +352,25 @@ class Simulation:
         return {
             "round": self.round, "models": self.models if len(self.models) == 1 else list(self.models),
             "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
-            "server_memory": self.server_memory,
+            "momentum": {str(k): v for k, v in self.momentum.items()}, "shared": self.shared,
             "server": server if self.peers is None else ranks.whole_state(self.peers, server, self.models[0]),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = {"round", "models", "model_of", "memory", "server_memory", "server"}
+        names = {"round", "models", "model_of", "memory", "momentum", "shared", "server"}
         for missing in names - (state.keys() if isinstance(state, dict) else set()):
             raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
         models, model_of, r = state["models"], state["model_of"], state["round"]
-        memory = {int(k): v for k, v in state["memory"].items()}
-        params = {name: self.models[0][name] for name, _ in self.module.named_parameters()}
-        kept = [*memory.values(), *([] if state["server_memory"] is None else [state["server_memory"]])]
+        memory, momentum = ({int(k): v for k, v in state[name].items()} for name in ("memory", "momentum"))
+        params = {name: self.models[0][name] for name in self.parameters}
+        remembered = self.trainer.algorithm.memory(self.models[0], self.parameters)  # {}: anything may be
         if not models or not all(same_form(m, self.models[0]) for m in models):
             raise ValueError("its models are not of the run's form")
-        if not all(same_form(h, params) for h in kept):
+        if (
+            not all(same_form(m, remembered) if remembered else is_state(m) for m in memory.values())
+            or not all(same_form(m, params) for m in momentum.values())
+            or not (same_form(state["shared"], self.shared) if self.shared else is_state(state["shared"]))
+        ):
             raise ValueError("what it remembers of clients is not of the model's form")
         if len(model_of) != self.options.clients or not set(model_of) <= set(range(len(models))):
             raise ValueError("it does not say which model each client has")
@@ -291,14 +380,20 @@ class Simulation:
         self.server.load_state_dict(
             server if self.peers is None else ranks.part_of_state(self.peers, server, self.models[0])
         )
-        self.round, self.models, self.model_of, self.memory = r, models, model_of, memory
-        self.server_memory = state["server_memory"]
+        here = lambda sd: {key: value.to(self.options.device) for key, value in sd.items()}  # noqa: E731
+        self.round, self.models, self.model_of = r, [here(m) for m in models], model_of
+        self.memory, self.momentum = ({k: here(sd) for k, sd in kept.items()} for kept in (memory, momentum))
+        self.shared = here(state["shared"])
 
 
 def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
     """Whether both are tensors of the same names, shapes and dtypes"""
     form = lambda sd: {key: (value.shape, value.dtype) for key, value in sd.items()}  # noqa: E731
-    return isinstance(a, dict) and all(isinstance(v, torch.Tensor) for v in a.values()) and form(a) == form(b)
+    return is_state(a) and form(a) == form(b)
+
+
+def is_state(a: Any) -> bool:
+    return isinstance(a, dict) and all(isinstance(value, torch.Tensor) for value in a.values())
 
 
 class Clock:
@@ -312,6 +407,10 @@ class Clock:
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
+
+
+def finite(value: torch.Tensor | None) -> float | None:
+    return float(value) if value is not None and bool(torch.isfinite(value)) else None
 
 
 def rounded(values: torch.Tensor, digits: int = 6) -> list:

@@ -21,7 +21,8 @@ if not dist.is_available() or not dist.is_gloo_available():
 import fastagg
 from fastagg._engine.distributed import redistribute
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import read_metrics, simulate
+from fastagg.sim.report import read_metrics
+from fastagg.sim.run import simulate
 from helpers import environment
 from helpers.distributed import clients, dtensors, errors  # noqa: F401  these have the checks
 from helpers.distributed.checks import a_rank_that_dies

@@ -15,7 +15,7 @@ import torch
 import fastagg
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
-from helpers.every_method import IDS, METHODS, OPTIONS, K, cohort, models, round_inputs, run
+from helpers.every_method import IDS, METHODS, OPTIONS, TRAINERS, K, cohort, models, round_inputs, run, some_of
 from helpers.states import same
 
 BAD = 2
@@ -52,7 +52,7 @@ def test_dropped_is_as_if_it_had_not_come(name, key, caplog):
         g, clients = cohort(seed=seed)
         clients[BAD][key].view(-1)[0] = -math.inf if key == "fc.bias" else math.nan
         info = round_inputs(name)
-        rest = {what: value if what == "proxy" else torch.as_tensor(value)[keep] for what, value in info.items()}
+        rest = some_of(name, info, keep)
         with caplog.at_level(logging.WARNING, "fastagg"):
             result = run(name, g, clients, sizes, ids=IDS, server=dropping, inputs=info)
         assert f"{name}: client {BAD} (id 'a'): " in caplog.text
@@ -162,7 +162,7 @@ def test_large_finite_values_are_no_error():
     for sd in clients:
         sd["fc.weight"] *= 1e25  # the square is beyond float32
     for name in METHODS:
-        if name not in ("fedadam", "fedyogi", "fedadagrad", "fedlaw"):  # these say that they cannot; see below
+        if name not in ("fedadam", "fedyogi", "fedadagrad", "fedlaw", "fedbe"):  # these say that they cannot; see below
             for sd in models(run(name, g, clients)):
                 assert all(torch.isfinite(value).all() for value in sd.values()), name
     with pytest.raises(fastagg.InputError, match=r"fedadam: the mean update of key 'fc.weight' is too large"):
@@ -184,7 +184,7 @@ def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, va
         options["loss"] = lambda output, target: torch.nn.functional.cross_entropy(output.float(), target)
     server = fastagg.aggregator(name, on_bad_client="drop", **options)
     info = round_inputs(name)
-    if name == "fedlaw":
+    if name in TRAINERS:
         info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
     result = run(name, g, clients, ids=IDS, server=server, inputs=info)
     assert list(result.dropped) in ([], ["a"])

@@ -35,10 +35,10 @@ def known():
     fastagg._load()
 
 
-class Uniform(GlobalAggregator):
+class Evenly(GlobalAggregator):
     """Every client counts alike."""
 
-    name = "uniform"
+    name = "evenly"
     paper = "a test"
     reads = "weights"
     round_inputs = (RoundInput("factors", low=0),)
@@ -50,25 +50,25 @@ class Uniform(GlobalAggregator):
 
 
 def test_a_method_registered_at_run_time(known):
-    assert fastagg.register(Uniform) is Uniform
-    assert fastagg.register(Uniform) is Uniform  # a module that is loaded again
+    assert fastagg.register(Evenly) is Evenly
+    assert fastagg.register(Evenly) is Evenly  # a module that is loaded again
     g, clients = make(3, {"a.weight": (5, 4)})
-    result = fastagg.uniform(g, clients, scale=0.5)
+    result = fastagg.evenly(g, clients, scale=0.5)
     assert result.weights.tolist() == [0.5 / 3] * 3
-    assert fastagg.Uniform is Uniform
-    assert isinstance(fastagg.aggregator("uniform"), Uniform)
-    assert "uniform" in [method.name for method in fastagg.list_methods()]
-    assert_same_bits(fastagg.fedavgm(g, clients, weights="uniform", momentum=0.0), fastagg.fedavg(g, clients))
-    with pytest.raises(ValueError, match=r"uniform: scale=3; expected a number > 0 and <= 2"):
-        fastagg.aggregator("uniform", scale=3)
+    assert fastagg.Evenly is Evenly
+    assert isinstance(fastagg.aggregator("evenly"), Evenly)
+    assert "evenly" in [method.name for method in fastagg.list_methods()]
+    assert_same_bits(fastagg.fedavgm(g, clients, weights="evenly", momentum=0.0), fastagg.fedavg(g, clients))
+    with pytest.raises(ValueError, match=r"evenly: scale=3; expected a number > 0 and <= 2"):
+        fastagg.aggregator("evenly", scale=3)
     with pytest.raises(fastagg.BadClientError, match="client 1: its entry in factors is -1"):
-        fastagg.uniform(g, clients, factors=[1, -1, 1])
+        fastagg.evenly(g, clients, factors=[1, -1, 1])
 
 
 def test_what_cannot_be_registered(known):
-    fastagg.register(Uniform)
-    with pytest.raises(ValueError, match=r"there is a method 'uniform' already: .*Uniform"):
-        fastagg.register(type("Other", (GlobalAggregator,), {**facts("uniform"), "__doc__": "Another."}))
+    fastagg.register(Evenly)
+    with pytest.raises(ValueError, match=r"there is a method 'evenly' already: .*Evenly"):
+        fastagg.register(type("Other", (GlobalAggregator,), {**facts("evenly"), "__doc__": "Another."}))
     for cls, message in (
         (int, "does not derive from"),
         (type("Nameless", (GlobalAggregator,), {"__doc__": "It."}), "expected a name"),
@@ -144,15 +144,15 @@ def unreadable():
 
 def test_a_class_that_has_changed_takes_the_place_of_the_former(known):
     def made(value):
-        cls = type("Uniform", (Uniform,), {"scale": value, "__doc__": "It.", "__module__": "a_notebook"})
-        cls.__qualname__ = "Uniform"
+        cls = type("Evenly", (Evenly,), {"scale": value, "__doc__": "It.", "__module__": "a_notebook"})
+        cls.__qualname__ = "Evenly"
         return fastagg.register(cls)
 
     first = made(0.5)
-    assert fastagg.Uniform is first
+    assert fastagg.Evenly is first
     second = made(0.25)
-    assert fastagg.Uniform is second
-    assert type(fastagg.aggregator("uniform")) is second
+    assert fastagg.Evenly is second
+    assert type(fastagg.aggregator("evenly")) is second
 
 
 def test_threads_that_ask_first_at_once():
@@ -241,7 +241,7 @@ def test_an_entry_point(plugin, tmp_path):
 
 
 def test_a_subclass_inherits_options_and_their_checks():
-    class Twice(Uniform):
+    class Twice(Evenly):
         """Twice."""
 
         name = "twice"

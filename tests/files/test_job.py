@@ -21,10 +21,10 @@ from fastagg import InputError, NonFiniteError
 from fastagg._engine.files.job import Job, byte_count
 from fastagg._engine.inputs import RoundInput, read_inputs
 from helpers.cohort import DTYPES, make
-from helpers.every_method import METHODS, OPTIONS, cohort, models, round_inputs
+from helpers.every_method import METHODS, OPTIONS, TRAINERS, cohort, models, of_some, round_inputs
 from helpers.model_files import assert_same_model, load_model, read_round, write_raw, write_round, write_shards
 
-ON_FILES = [name for name in METHODS if name != "fedlaw"]
+ON_FILES = [name for name in METHODS if name not in TRAINERS]
 CUT = {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,), "c.w": (64, 1024)}
 IDS = [f"c{k}" for k in range(7)]
 
@@ -50,8 +50,9 @@ def test_every_method_gives_the_bits_of_memory(name, tmp_path):
     g, clients = read_round(center, paths)
     expected = server.aggregate(g, clients, sizes, IDS, **round_inputs(name))
     options = OPTIONS[name] | round_inputs(name)
+    specs = {spec.name: spec for spec in server.round_inputs}
     job = Job(name, center, paths[::-1], tmp_path / "out", sizes=dict(zip(IDS, sizes, strict=True)), options={
-        key: value.flip(0) if isinstance(value, torch.Tensor) else value[::-1] if isinstance(value, list) else value
+        key: of_some(specs[key], value, range(len(IDS))[::-1]) if key in specs else value
         for key, value in options.items()
     })  # fmt: skip
     planned = job.plan()
@@ -62,7 +63,8 @@ def test_every_method_gives_the_bits_of_memory(name, tmp_path):
     if server.produces == "personalised":
         found.paths = {client: found.paths[client] for client in IDS}
     if server.produces == "clusters":
-        assert json.loads((tmp_path / "out" / "clusters.json").read_text()) == {"cluster-0": IDS}
+        listed = json.loads((tmp_path / "out" / "clusters.json").read_text())
+        assert listed == {f"cluster-{m}": members for m, members in enumerate(expected.clusters)}
     for path, model in zip(found.paths.values(), models(expected), strict=True):
         assert_same_model(load_model(path), dict(model))
     for attribute, axes in (("weights", (-1,)), ("mixing", (-1,) if server.produces == "clusters" else (-2, -1))):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 import fastagg
 from fastagg._engine.registry import registry
+from fastagg.methods.on_proxy import OnProxy
 from helpers.cohort import make
 
 SHAPES = {"conv.weight": (6, 3, 3, 3), "bn.weight": (6,), "bn.bias": (6,), "fc.weight": (4, 24), "fc.bias": (4,)}
 K = 7
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 METHODS = sorted(registry())
+TRAINERS = {name for name, cls in registry().items() if issubclass(cls, OnProxy)}  # which run the model on proxy data
 OPTIONS = {name: cls.example_round(K).options for name, cls in registry().items()}
 
 
@@ -19,10 +22,24 @@ def round_inputs(name, clients=K):
     return registry()[name].example_round(clients).inputs
 
 
+def from_the_server(name):
+    """Those inputs of a round that clients do not report themselves"""
+    own = {spec.name for spec in registry()[name].round_inputs if not spec.from_clients}
+    return {what: value for what, value in round_inputs(name).items() if what in own}
+
+
 def some_of(name, inputs, order):
     """The inputs of a round for some of its clients, in this order"""
-    per_client = {spec.name for spec in registry()[name].round_inputs if spec.per_client}
-    return {what: torch.as_tensor(value)[order] if what in per_client else value for what, value in inputs.items()}
+    specs = {spec.name: spec for spec in registry()[name].round_inputs}
+    return {what: of_some(specs[what], value, order) for what, value in inputs.items()}
+
+
+def of_some(spec, value, order):
+    """An input of a round for some of its clients, in this order"""
+    if not spec.per_client:
+        return value
+    some = np.take(np.asarray(value), list(order), spec.client_axis)
+    return some[:, list(order)] if spec.pairwise else some
 
 
 def cohort(clients=K, seed=0, scale=1e-2):

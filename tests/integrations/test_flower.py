@@ -28,7 +28,7 @@ SIZES = [10, 20, 5, 40, 7, 3, 15]
 
 def contents_of(name, sds, sizes):
     inputs = every_method.round_inputs(name, len(sds))
-    told = {key: value for key, value in inputs.items() if key != "proxy"}
+    told = {key: value for key, value in inputs.items() if key not in every_method.from_the_server(name)}
     return [
         content(sd, n, **{key: np.asarray(value)[k].tolist() for key, value in told.items()})
         for k, (sd, n) in enumerate(zip(sds, sizes, strict=True))
@@ -39,7 +39,7 @@ def contents_of(name, sds, sizes):
 def test_every_method_gives_what_it_gives_without_flower(name):
     g, sds = every_method.cohort()
     expected = every_method.run(name, g, sds, SIZES, ids=NODES)
-    inputs = {key: value for key, value in every_method.round_inputs(name).items() if key == "proxy"}
+    inputs = every_method.from_the_server(name)
     strategy = FastAgg(name, round_inputs=inputs, **every_method.OPTIONS[name])
     started(strategy, g)
     with warnings.catch_warnings():

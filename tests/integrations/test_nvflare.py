@@ -110,12 +110,19 @@ def test_fedavg_is_what_nvflare_computes(sent, returned, kind, numpy):
     assert ours.meta["fastagg_weights"] == pytest.approx({n: s / 450 for n, s in zip(SITES, SIZES, strict=True)})
 
 
-def test_the_controller_takes_results_over(sent, returned):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedawa", {"variant": "paper", "steps": 20, "lr": 0.1}), ("fedavg", {"gamma": 0.9}),
+        ("uniform", {"server_lr": 0.5, "gamma": 0.9}),
+    ],
+)  # fmt: skip
+def test_the_controller_takes_results_over(sent, returned, method, options):
     """FULL and DIFF end in the same global model, by NVFlare's own update"""
     new = []
     for kind in ParamsType:
         clients = returned if kind == ParamsType.FULL else [minus(sd, sent) for sd in returned]
-        result = run(FastAggAggregator("fedawa", {"variant": "paper", "steps": 20, "lr": 0.1}), sent, clients, kind)
+        result = run(FastAggAggregator(method, options), sent, clients, kind)
         new.append(FLModelUtils.update_model(FLModel(params=dict(sent)), result).params)
     for key in sent:
         torch.testing.assert_close(new[0][key], new[1][key], rtol=1e-5, atol=1e-6)

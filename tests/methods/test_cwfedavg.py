@@ -210,6 +210,15 @@ def test_the_class_and_its_round_inputs():
         server.aggregate(g, clients, class_dists=counts(3))
 
 
+def test_by_labels_every_round_needs_class_dist():
+    g, clients = make(3, SHAPES)
+    given = {"class_dist": [[1, 0, 2, 1], [0, 3, 1, 0], [2, 2, 2, 2]]}
+    for a, b in zip(cwfedavg(g, clients, by="labels", **given), cwfedavg(g, clients, **given), strict=True):
+        assert_same_bits(a, b)
+    with pytest.raises(fastagg.InputError, match="cwfedavg needs class_dist: each client's class distribution"):
+        cwfedavg(g, clients, by="labels")
+
+
 def test_degenerate_heads():
     g, clients = make(3, SHAPES)
     for sd in clients[:2]:

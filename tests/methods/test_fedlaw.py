@@ -501,3 +501,22 @@ def test_progress_bar(monkeypatch):
     assert bars[1].closed
     monkeypatch.setitem(sys.modules, "tqdm", None)  # not installed
     fedlaw(model, g, clients, proxy_of(), epochs=1, progress=True)
+
+
+def test_early_stopped():
+    """Learned weights in the first rounds, then the data shares (Figure 5)"""
+    model = mlp()
+    g, clients = cohort_of(model)
+    options = {"model": model, "epochs": 3, "progress": False}
+    server = fastagg.aggregator("fedlaw", stop_after=2, **options)
+    learned = fedlaw(model, g, clients, proxy_of(), SIZES, epochs=3)
+    assert not torch.allclose(learned.weights, N, rtol=1e-3, atol=0)
+    for number in range(4):
+        result = server.aggregate(g, clients, SIZES, proxy=proxy_of())
+        assert_same_bits(result, learned if number < 2 else fastagg.fedavg(g, clients, SIZES))
+        assert result.gram is not None
+        if number >= 2:
+            assert (result.gamma, result.losses) == (1.0, [])
+    other = fastagg.aggregator("fedlaw", stop_after=2, **options)
+    other.load_state_dict(server.state_dict())
+    assert_same_bits(other.aggregate(g, clients, SIZES, proxy=proxy_of()), result)

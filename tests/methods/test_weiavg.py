@@ -184,3 +184,13 @@ def test_bad_entropies(entropies):
     g, clients = make(2, SHAPES)
     with pytest.raises(InputError, match=r"client 1: its entry in entropies is|entropies have shape"):
         WeiAvg().aggregate(g, clients, entropies=entropies)
+
+
+def test_by_entropy_every_round_needs_entropies():
+    g, clients = make(3, SHAPES)
+    given = {"entropies": [1.0, 0.2, 0.7]}
+    assert_same_bits(weiavg(g, clients, by="entropy", **given), weiavg(g, clients, **given))
+    with pytest.raises(InputError, match="weiavg needs entropies: the entropy of each client's labels"):
+        weiavg(g, clients, by="entropy")
+    assert not WeiAvg.round_inputs[0].required  # the class has not changed
+    assert not WeiAvg().round_inputs[0].required

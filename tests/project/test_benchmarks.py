@@ -71,18 +71,20 @@ def test_one_ratio_everywhere():
 
 
 def test_the_simulator_is_compared_with_and_without_its_files():
-    values = {"simulator": 40.0, "plain PyTorch": 60.0, "files": 10.0}
+    values = {"simulator": 40.0, "plain PyTorch": 60.0, "as PFLlib": 100.0, "files": 10.0}
     ms = {name: {"best": v, "low": v, "median": v, "high": v, "rounds": 5} for name, v in values.items()}
     phases = {
         "plain PyTorch": {"train": 50.0, "aggregate": 6.0, "evaluate": 4.0},
         "simulator": {"train": 30.0, "aggregate": 3.0, "evaluate": 7.0},
     }
-    record = records.Record(job="simulator", model="mlp", K=20, dtype="float32", bytes=1, numel=1, ms=ms, phases=phases)
-    _, _, [row], _ = tables.simulator([record])
+    about = {"model": "mlp", "K": 20, "dtype": "float32", "bytes": 1, "numel": 1, "data": "digits", "threads": 2}
+    record = records.Record(job="simulator", ms=ms, phases=phases, **about)
+    _, headings, [row], _ = tables.simulator([record])
     assert row == [
-        "20 x mlp", "16.7", "25.0 ± 0 %", "1.50 x", "50 ms / 30 ms", "6.00 ms / 3.00 ms", "4.00 ms / 7.00 ms", "10 ms",
-        "1.20 x",
+        "20 x mlp, digits, 2 threads", "10.00", "16.67", "25.00 ± 0 %", "2.50 x", "1.50 x", "50 ms / 30 ms",
+        "6.00 ms / 3.00 ms", "4.00 ms / 7.00 ms", "10 ms", "1.20 x",
     ]  # fmt: skip
+    assert len(headings) == len(row)
 
 
 def test_publishing_replaces_what_was_measured(tmp_path, monkeypatch):

@@ -11,9 +11,12 @@ import torch
 import fastagg
 from fastagg._engine import saved
 from fastagg.cli import main
-from fastagg.sim import attack, compare, config, data
+from fastagg.sim import attack, comparison, config, data
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from fastagg.sim.report import read_metrics
+from fastagg.sim.run import simulate
+from fastagg.sim.simulation import Simulation
+from fastagg.sim.stores import check_same
 from fastagg.sim.train import Trainer
 from helpers.cohort import assert_unchanged, snapshot
 
@@ -144,7 +147,7 @@ def test_a_run_that_attackers_end_is_a_result(digits, tmp_path):
     assert summary["finished"]
     assert summary["accuracy"] is None
     assert summary["rounds"] < 40
-    assert compare.is_done(options, tmp_path / "run")
+    assert comparison.is_done(options, tmp_path / "run")
     assert simulate(options, tmp_path / "run", dataset=digits, resume=True)["diverged"]
 
 
@@ -156,10 +159,10 @@ def test_a_run_from_before_there_were_attacks_goes_on(digits, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(old))
     assert config.read_json(tmp_path / "config.json") == run_of()
     check_same(run_of(), config.read_json(tmp_path / "config.json"), tmp_path)
-    assert compare.is_done(run_of(), tmp_path)
+    assert comparison.is_done(run_of(), tmp_path)
     assert simulate(run_of(rounds=3), tmp_path, dataset=digits, resume=True)["rounds"] == 3
     with pytest.raises(ValueError, match="was begun with attack='none', not 'flip'"):
-        compare.is_done(run_of(attack="flip", attackers=0.3), tmp_path)
+        comparison.is_done(run_of(attack="flip", attackers=0.3), tmp_path)
 
 
 def test_attacks_have_labels_and_folders_of_their_own(tmp_path):
@@ -167,7 +170,7 @@ def test_attacks_have_labels_and_folders_of_their_own(tmp_path):
         run_of(attack="flip", attackers=x, attack_strength=s) for x, s in ((0.1, 10.0), (0.3, 10.0), (0.3, 5.0))
     ]
     assert [o.label for o in attacked] == ["fedavg, flip 10 %", "fedavg, flip 30 %", "fedavg, flip 30 % x 5"]
-    assert len({compare.place(tmp_path, o) for o in [run_of(), *attacked]}) == 4
+    assert len({comparison.place(tmp_path, o) for o in [run_of(), *attacked]}) == 4
 
 
 @pytest.mark.parametrize(

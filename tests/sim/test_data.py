@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastagg.sim import data
-from fastagg.sim.data import DATASETS, DataError, load, read_idx
+from fastagg.sim.choices import PIXELS
+from fastagg.sim.data import SOURCES, load
+from fastagg.sim.datasets import DataError, cifar
+from fastagg.sim.datasets import idx as idx_files
+from fastagg.sim.datasets.files import Source, find
+from fastagg.sim.datasets.idx import read_idx
 from helpers.data_files import TRAIN, idx, write_cifar, write_idx
 
 DIGITS_TEST = [5, 9, 2, 4, 6, 7, 9, 3, 4, 6]
@@ -27,11 +32,11 @@ def _nothing_installed(monkeypatch, request):
     """Neither this machine's data nor its environment takes part."""
     if request.node.originalname != "test_real_files":
         monkeypatch.delenv("FASTAGG_DATA", raising=False)
-        monkeypatch.setitem(data.SOURCES, "fashion-mnist", without_system(data.SOURCES["fashion-mnist"]))
+        monkeypatch.setitem(SOURCES, "fashion-mnist", without_system(SOURCES["fashion-mnist"]))
 
 
 def without_system(source):
-    return data.Source(**{**vars(source), "system": ()})
+    return Source(**{**vars(source), "system": ()})
 
 
 def assert_normalised(x, test_x, pixels, test_pixels):
@@ -120,8 +125,8 @@ def test_environment_variable(tmp_path, monkeypatch):
 def test_a_folder_that_is_named_has_no_substitute(tmp_path, monkeypatch, made):
     for copy in ("env", "system"):
         write_idx(tmp_path / copy)
-    source = data.Source(**{**vars(data.SOURCES["fashion-mnist"]), "system": (str(tmp_path / "system"),)})
-    monkeypatch.setitem(data.SOURCES, "fashion-mnist", source)
+    source = Source(**{**vars(SOURCES["fashion-mnist"]), "system": (str(tmp_path / "system"),)})
+    monkeypatch.setitem(SOURCES, "fashion-mnist", source)
     monkeypatch.setenv("FASTAGG_DATA", str(tmp_path / "env"))
     if made:
         (tmp_path / "mine").mkdir()
@@ -137,18 +142,18 @@ def test_home_folder(tmp_path, monkeypatch):
 
 def test_debian_folder(tmp_path, monkeypatch):
     write_idx(tmp_path / "debian", packed=True)
-    source = data.Source(**{**vars(data.SOURCES["fashion-mnist"]), "system": (str(tmp_path / "debian"),)})
-    monkeypatch.setitem(data.SOURCES, "fashion-mnist", source)
+    source = Source(**{**vars(SOURCES["fashion-mnist"]), "system": (str(tmp_path / "debian"),)})
+    monkeypatch.setitem(SOURCES, "fashion-mnist", source)
     assert len(load("fashion-mnist").x) == TRAIN
 
 
-@pytest.mark.parametrize("name", DATASETS[1:])
+@pytest.mark.parametrize("name", SOURCES)
 def test_nothing_found(tmp_path, name, monkeypatch):
     monkeypatch.setenv("FASTAGG_DATA", str(tmp_path / "env"))
     with pytest.raises(DataError) as caught:
         load(name, tmp_path)
     message = str(caught.value)
-    for names in data.SOURCES[name].files:
+    for names in SOURCES[name].files:
         assert names[0] in message
     assert f"  {tmp_path}\n  {tmp_path / name} (no such folder)\n" in message
     assert "env" not in message.split("to get them")[0]  # nobody looked there
@@ -329,7 +334,8 @@ def test_unreadable_files(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError("no")
 
-    monkeypatch.setattr(data, "open", refuse, raising=False)
+    for module in (idx_files, cifar):
+        monkeypatch.setattr(module, "open", refuse, raising=False)
     for name in ("mnist", "cifar10"):
         with pytest.raises(DataError, match="cannot be read"):
             load(name, tmp_path)
@@ -384,7 +390,7 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_files(name):
     try:
-        data.find(name, None)
+        find(name, SOURCES[name], None)
     except DataError:
         pytest.skip(f"{name} is not here; FASTAGG_DATA says where it is")
     found = load(name)
@@ -397,10 +403,16 @@ def test_real_files(name):
 
 
 def test_pixels_as_they_are():
-    standard, unit = (data.load("digits", pixels=pixels) for pixels in data.PIXELS)
+    standard, unit, half = (data.load("digits", pixels=pixels) for pixels in PIXELS)
     assert unit.x.min() == 0
     assert unit.x.max() == unit.test_x.max() == 1
     assert abs(float(standard.x.mean())) < 1e-5
     assert abs(float(standard.x.std(correction=0)) - 1) < 1e-5
     scaled = (unit.test_x - unit.x.mean()) / unit.x.std(correction=0)
     torch.testing.assert_close(scaled, standard.test_x, rtol=1e-4, atol=1e-5)
+    for a, b in ((half.x, unit.x), (half.test_x, unit.test_x)):
+        torch.testing.assert_close(a, (b - 0.5) / 0.5)
+    assert half.x.min() == -1
+    assert half.x.max() == 1
+    with pytest.raises(ValueError, match="pixels='raw'; expected one of 'standard', 'unit', 'half'"):
+        data.load("digits", pixels="raw")

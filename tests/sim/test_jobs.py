@@ -16,7 +16,7 @@ from fastagg._engine import atomic
 from fastagg.cli import main
 from fastagg.sim import jobs
 from fastagg.sim.config import from_dict
-from fastagg.sim.run import read_metrics
+from fastagg.sim.report import read_metrics
 
 OPTIONS = ["--clients", "3", "--samples", "150", "--epochs", "1", "--alpha", "1", "--rounds", "1000000", "--quiet"]
 PATIENCE = 600  # seconds until a test gives up; nothing is measured
@@ -104,14 +104,17 @@ def progress(monkeypatch):
     """Of two runs of ten rounds, with a clock that is set by hand"""
     now = [100.0]
     monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
-    todo = [(from_dict({"method": method, "rounds": 10}), Path(method)) for method in ("fedavg", "fedawa")]
+    todo = [jobs.Job(from_dict({"method": method, "rounds": 10}), Path(method)) for method in ("fedavg", "fedawa")]
     bar = jobs.Progress(todo, True)
 
     def show(after: float, method: str, number: int) -> None:
         now[0] += after
-        bar.show(Path(method), {"round": number, "accuracy": 0.5, "personal_accuracy": 0.4})
+        bar.show(
+            next(job for job in todo if job.folder == Path(method)),
+            {"round": number, "accuracy": 0.5, "personal_accuracy": 0.4},
+        )
 
-    bar.test_show = show
+    bar.test_show, bar.todo = show, todo
     return bar
 
 
@@ -123,7 +126,7 @@ def test_without_a_terminal_a_line_every_few_seconds(progress, capsys):
     assert capsys.readouterr().err == (
         "2 of 20 rounds, 0 of 2 runs; fedavg/0 round 1: 50.0 %, fedawa/0 round 1: 50.0 %\n"
     )
-    progress.end(Path("fedavg"))
+    progress.end(progress.todo[0])
     progress.test_show(4, "fedawa", 2)
     assert capsys.readouterr().err == "12 of 20 rounds, 1 of 2 runs; about 48 s left, fedawa/0 round 2: 50.0 %\n"
 

@@ -290,7 +290,7 @@ def test_apportion(total, weights):
         ({"clients": 2, "kind": "groups"}, r"clients=2; expected an integer >= 3"),
         ({"clients": 1, "kind": "hybrid"}, r"clients=1; expected an integer >= 2"),
         ({"clients": 2.5}, r"clients=2.5; expected an integer"),
-        ({"classes": 1}, r"classes=1; expected an integer >= 2"),
+        ({"classes": -1}, r"classes=-1; expected an integer >= 1"),
         ({"alpha": 0}, r"alpha=0; expected a number >= 0.0001"),
         ({"alpha": float("nan")}, r"alpha=nan; expected a number"),
         ({"long_tail": 0.5}, r"long_tail=0.5; expected a number >= 1"),

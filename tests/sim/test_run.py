@@ -17,7 +17,11 @@ import fastagg
 from fastagg._engine import atomic, saved
 from fastagg.sim import config, data
 from fastagg.sim.config import Config, from_dict
-from fastagg.sim.run import Simulation, check_same, read_metrics, simulate
+from fastagg.sim.report import read_metrics
+from fastagg.sim.run import simulate
+from fastagg.sim.simulation import Simulation
+from fastagg.sim.stores import check_same
+from helpers.every_method import TRAINERS
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,8 @@ METHODS = [m.name for m in fastagg.list_methods()] + list(config.ALIASES)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_for_two_rounds(method, digits, tmp_path):
-    options = {"fedlaw": {"epochs": 3}, "cwfedavg": {"scope": "output"}}.get(method, {})
+    few = {name: {"epochs": 3} for name in TRAINERS}
+    options = (few | {"cwfedavg": {"scope": "output"}}).get(method, {})
     summary = simulate(run_of(method=method, options=options), tmp_path, dataset=digits)
     assert summary["finished"]
     first, *rounds = curve(tmp_path)
@@ -57,7 +62,7 @@ def test_every_method_for_two_rounds(method, digits, tmp_path):
         assert rounds[-1]["accuracy"] is None
     else:
         assert rounds[-1]["accuracy"] > first["accuracy"] or method in ("krum", "fedadagrad", "fedadam", "fedyogi")
-        assert method == "cfl" or len(rounds[-1]["weights"]) == 6
+        assert method in ("cfl", "ifca") or len(rounds[-1]["weights"]) == 6
     if method == "fedlaw":
         assert rounds[-1]["gamma"] > 0
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -247,7 +252,7 @@ def test_bad_options(options, message):
 
 def test_methods_that_learn_on_proxy_data_need_some(digits):
     sim = Simulation(run_of(method="fedlaw", proxy=0), digits)
-    with pytest.raises(ValueError, match="give it some by proxy=100"):
+    with pytest.raises(ValueError, match="give it some: proxy=100"):
         sim.next_round()
 
 

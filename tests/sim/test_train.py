@@ -12,7 +12,9 @@ from torch import nn
 
 import fastagg
 from fastagg.sim.models import make
-from fastagg.sim.train import FEW, Job, Local, Trainer, outcomes, penalty
+from fastagg.sim.outcomes import outcomes
+from fastagg.sim.together import FEW, penalty
+from fastagg.sim.train import Job, Local, Trainer
 
 CLASSES = 10
 
@@ -56,7 +58,7 @@ def by_hand(x, y, local, job, lr):
     x, y = x.numpy(), y.numpy()
     w0 = {key: value.numpy() for key, value in job.start.items()}
     w, v = {k: a.copy() for k, a in w0.items()}, {k: np.zeros_like(a) for k, a in w0.items()}
-    h = {k: np.zeros_like(a) if job.correction is None else job.correction[k].numpy() for k, a in w0.items()}
+    h = {k: np.zeros_like(a) if job.memory is None else job.memory[k].numpy() for k, a in w0.items()}
     losses, steps = [], 0
     for order in orders(job):
         for i in range(0, len(order), local.batch_size):
@@ -93,7 +95,7 @@ def test_algorithms_by_hand(algorithm, wdr, batched):
     memory = {k: torch.full_like(v, 0.05) for k, v in start.items()}
     jobs = [
         Job(k, start, np.arange(11)[k:], seed=k, epochs=2 + k % 2, class_dist=np.array([1, 2, 5.0]),
-            correction=memory if algorithm == "feddyn" and k % 2 else None)
+            memory=memory if algorithm == "feddyn" and k % 2 else None)
         for k in range(FEW + 1)
     ]  # fmt: skip
     trainer = Trainer(model, x, y, local, head="fc.weight", batched=batched)
@@ -103,10 +105,10 @@ def test_algorithms_by_hand(algorithm, wdr, batched):
         for key, value in w.items():
             np.testing.assert_allclose(update.state[key], value, rtol=1e-10, atol=1e-12)
             if algorithm == "feddyn":
-                np.testing.assert_allclose(update.correction[key], correction[key], rtol=1e-10, atol=1e-12)
+                np.testing.assert_allclose(update.memory[key], correction[key], rtol=1e-10, atol=1e-12)
         assert update.loss == pytest.approx(loss, rel=1e-10)
         assert update.steps == steps
-        assert (update.correction is not None) == (algorithm == "feddyn")
+        assert (update.memory is not None) == (algorithm == "feddyn")
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet8"])
@@ -164,8 +166,8 @@ def test_batched_is_one_by_one(digits, name, local):
         assert b.loss == pytest.approx(a.loss, rel=1e-4)
         for key in a.state:
             torch.testing.assert_close(b.state[key], a.state[key], rtol=1e-4, atol=1e-5)
-            if a.correction is not None:
-                torch.testing.assert_close(b.correction[key], a.correction[key], rtol=1e-4, atol=1e-5)
+            if a.memory is not None:
+                torch.testing.assert_close(b.memory[key], a.memory[key], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["cnn", "vit"])
@@ -203,7 +205,7 @@ def test_repeats_bit_for_bit_and_changes_nothing(digits, batched):
     model = make("mlp", (1, 8, 8), CLASSES, 0)
     jobs = cohort(model, [61, 5, 40, 20, 33], [2, 2, 1, 1, 2], feddyn=True)
     kept = [{k: v.clone() for k, v in job.start.items()} for job in jobs]
-    memories = [job.correction and {k: v.clone() for k, v in job.correction.items()} for job in jobs]
+    memories = [job.memory and {k: v.clone() for k, v in job.memory.items()} for job in jobs]
     own, global_rng = model.fc.weight.clone(), torch.random.get_rng_state()
     trainer = Trainer(model, x, y, Local(batch_size=8, algorithm="feddyn", wdr=1.0), head="fc.weight", batched=batched)
     first = trainer.train(jobs, 0.05)
@@ -221,7 +223,7 @@ def test_repeats_bit_for_bit_and_changes_nothing(digits, batched):
     assert torch.equal(torch.random.get_rng_state(), global_rng)
     for job, start, memory in zip(jobs, kept, memories, strict=True):
         assert all(torch.equal(job.start[key], start[key]) for key in start)
-        assert memory is None or all(torch.equal(job.correction[key], memory[key]) for key in memory)
+        assert memory is None or all(torch.equal(job.memory[key], memory[key]) for key in memory)
 
 
 def test_clients_do_not_depend_on_each_other(digits):
@@ -271,10 +273,10 @@ def test_training_learns(digits):
     start = model.state_dict()
     trainer = Trainer(model, x, y, Local(), head="fc.weight")
     [update] = trainer.train([Job(0, start, np.arange(1200), 0, 5)], 0.05)
-    before, after = (outcomes(model, state, x[1200:], y[1200:]) for state in (start, update.state))
-    assert before[0].mean() < 0.3
-    assert after[0].mean() > 0.85
-    assert after[1].mean() < before[1].mean()
+    before, after = (outcomes(model, state, x[1200:], y[1200:]).of() for state in (start, update.state))
+    assert before[0] < 0.3
+    assert after[0] > 0.85
+    assert after[1] < before[1]
 
 
 def test_outcomes(digits):
@@ -283,7 +285,7 @@ def test_outcomes(digits):
     model.body[0].eval()
     state = {k: v.clone() for k, v in make("resnet8", (1, 8, 8), CLASSES, 1).state_dict().items()}
     own, given = [{k: v.clone() for k, v in sd.items()} for sd in (model.state_dict(), state)]
-    right, losses = outcomes(model, state, x[:250], y[:250], batch_size=60)
+    seen = outcomes(model, state, x[:250], y[:250], batch_size=60)
     assert model.training
     assert not model.body[0].training
     for sd, kept in ((model.state_dict(), own), (state, given)):
@@ -291,8 +293,11 @@ def test_outcomes(digits):
     other = make("resnet8", (1, 8, 8), CLASSES, 1).eval()
     with torch.no_grad():
         scores = other(x[:250])
-    assert np.array_equal(right, scores.argmax(1) == y[:250])
-    assert losses == pytest.approx(nn.functional.cross_entropy(scores, y[:250], reduction="none").numpy(), rel=1e-4)
+    for rows in (np.arange(250), np.array([3, 100, 7, 240])):
+        right = (scores.argmax(1) == y[:250])[rows].double().mean().item()
+        loss = nn.functional.cross_entropy(scores[rows], y[rows]).item()
+        assert seen.of(rows) == pytest.approx((right, loss), rel=1e-4)
+    assert seen.of() == seen.of(np.arange(250))
     with pytest.raises(ValueError, match="at least one sample"):
         outcomes(model, state, x[:0], y[:0])
     with pytest.raises(ValueError, match="batch_size=0"):
@@ -307,7 +312,7 @@ def test_outcomes(digits):
         ({"lr": 0}, "lr=0; expected a number > 0"),
         ({"momentum": 1.5}, "momentum=1.5"),
         ({"weight_decay": -1}, "weight_decay=-1"),
-        ({"algorithm": "adam"}, "algorithm='adam'; expected one of 'sgd', 'fedprox', 'feddyn'"),
+        ({"algorithm": "adam"}, "algorithm='adam'; expected one of 'sgd', 'fedprox', 'feddyn', 'scaffold', 'moon'"),
         ({"mu": math.nan}, "mu=nan"),
         ({"algorithm": "feddyn", "mu": 0}, "mu=0; expected a number > 0"),
         ({"wdr": -0.1}, "wdr=-0.1"),
@@ -330,14 +335,14 @@ def test_trainer_errors(digits):
     with pytest.raises(ValueError, match="expected floats"):
         Trainer(mlp, x, y[:-1], Local(), head="fc.weight")
     with pytest.raises(ValueError, match="expected floats"):
-        Trainer(mlp, x, y.float(), Local(), head="fc.weight")
+        Trainer(mlp, x, y.int(), Local(), head="fc.weight")
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_job_errors(digits, batched):
     x, y = digits
     model = make("mlp", (1, 8, 8), CLASSES, 0)
-    trainer = Trainer(model, x, y, Local(wdr=1.0), head="fc.weight", batched=batched)
+    trainer = Trainer(model, x, y, Local(wdr=1.0, algorithm="feddyn"), head="fc.weight", batched=batched)
     good = Job(7, model.state_dict(), np.arange(9), 0, 1, np.ones(CLASSES))
     assert trainer.train([], 0.1) == []
     less = {k: v for k, v in good.start.items() if k != "fc.bias"}
@@ -350,7 +355,7 @@ def test_job_errors(digits, batched):
         ({"start": less}, "client 7: start does not fit the model, first at key 'fc.bias'"),
         ({"start": {**good.start, "more": torch.zeros(1)}}, "client 7: .* 'more'"),
         ({"start": {**good.start, "fc.bias": torch.zeros(3)}}, "client 7: .* 'fc.bias'"),
-        ({"correction": less}, "client 7: correction"),
+        ({"memory": less}, "client 7: memory does not fit"),
         ({"class_dist": None}, "client 7: wdr=1.0 needs class_dist"),
         ({"class_dist": np.ones(3)}, "client 7: class_dist: expected 10"),
     ]:
@@ -369,3 +374,37 @@ def test_default_way(digits):
     assert Trainer(make("mlp", (1, 8, 8), CLASSES, 0), x, y, Local(), head="fc.weight").batched
     large = torch.zeros(2, 1, 28, 28)
     assert not Trainer(make("mlp", (1, 28, 28), CLASSES, 0), large, y[:2], Local(), head="fc.weight").batched
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet", "resnet8"])
+def test_any_number_of_threads_gives_the_same_bits(digits, name):
+    x, y = digits
+    model = make(name, (1, 8, 8), CLASSES, 0)
+    trainer = Trainer(model, x, y, Local(batch_size=20), head="fc.weight", batched=False)
+    jobs = [
+        Job(k, model.state_dict(), np.arange(30 * k, 30 * k + 20 + 3 * k), k, 1 + k % 2) for k in range(7)
+    ]  # those with most steps begin first
+    results = []
+    for threads in (1, 2, 3, 16):
+        torch.set_num_threads(threads)
+        results.append(trainer.train(jobs, 0.05))
+        assert torch.get_num_threads() == threads
+    for updates in results[1:]:
+        for a, b in zip(results[0], updates, strict=True):
+            assert (a.loss, a.steps) == (b.loss, b.steps)
+            assert all(torch.equal(a.state[key], b.state[key]) for key in a.state)
+            assert all(value.is_contiguous() for value in b.state.values())
+
+
+def test_an_error_on_one_thread_is_raised(digits):
+    x, y = digits
+
+    def loss(outputs, targets):
+        raise ZeroDivisionError
+
+    model = make("mlp", (1, 8, 8), CLASSES, 0)
+    trainer = Trainer(model, x, y, Local(loss=loss), head="fc.weight", batched=False)
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train([Job(k, model.state_dict(), np.arange(20), k, 1) for k in range(50)], 0.05)
+    assert torch.get_num_threads() == 2
