@@ -89,7 +89,11 @@ def reproduce(given: argparse.Namespace, peers: Peers | None) -> bool:
     )
     if first:
         if result["report"] is not None:
-            say("\n\n".join([table(recipe, runs, result["groups"]), *notes(recipe, asked), f"report: {result['report']}"]))
+            say(
+                "\n\n".join(
+                    [table(recipe, runs, result["groups"]), *notes(recipe, asked), f"report: {result['report']}"]
+                )
+            )
         if result["interrupted"]:
             say(f"stopped; continue with the same command and --out {out}")
     return not result["interrupted"]
