@@ -60,7 +60,10 @@ class Config:
     data_dir: str | None = option(
         None, "folder with the files of the data set, the only one searched; default: FASTAGG_DATA"
     )
-    pixels: str = option("standard", "standard (mean 0, deviation 1), or unit (0 to 1), as in FedLAW's Fashion-MNIST")
+    pixels: str = option(
+        "standard",
+        "standard (mean 0, deviation 1); unit (0 to 1), as FedLAW has Fashion-MNIST; half (-1 to 1), as FedAWA has CIFAR",
+    )
     samples: int | None = option(None, "number of training samples to use")
     partition: str = option(
         "dirichlet", f"how samples are split over clients: {', '.join(KINDS)}; or package.module:function"

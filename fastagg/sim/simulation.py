@@ -19,6 +19,7 @@ from fastagg.sim import attack, data, models, partition, ranks
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
 from fastagg.sim.objects import Own
+from fastagg.sim.observe import observed
 from fastagg.sim.outcomes import Outcomes, outcomes
 from fastagg.sim.train import Job, Trainer, Update
 
@@ -51,7 +52,7 @@ class Simulation:
         self.head = models.head_of(self.module, d.classes)
         if o.wdr or options_of_the_model(cls, "head"):
             self.head = models.needed_head(self.module, d.classes, o.method)
-        if o.loss is None:
+        if o.loss is None and d.classes:
             models.check_outputs(self.module, d.x, d.classes)
         self.labels = torch.from_numpy(self.parts.labels) if d.classes else d.y  # as the clients see them
         local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
@@ -111,7 +112,7 @@ class Simulation:
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
-            record |= self.observed(result, before, present, updates, here) | self.evaluated()
+            record |= observed(self, result, before, present, updates, here) | self.evaluated()
         return record | {"seconds": clock.seconds}
 
     @property
@@ -279,54 +280,6 @@ class Simulation:
             for k, number in zip(clients, best.tolist(), strict=True):
                 self.model_of[k] = number
 
-    def observed(
-        self, result: Any, before: dict[str, torch.Tensor], present: list[int], updates: list[Update], here: list[int]
-    ) -> dict[str, Any]:
-        """What the round's Gram tells of the clients that were not dropped; methods that have none get one for this"""
-        if result is None:  # several clusters: there is no common model to measure from
-            return dict.fromkeys(("weights", "norms", "coherence", "gamma", "step", "fedavg_step"))
-        gram = getattr(result, "gram", None)
-        if gram is None:
-            gram = fastagg.gram(before, [u.model for u in updates], params=self.module)
-        gram = gram.model().present()
-        weights = getattr(result, "weights", None)
-        weights = weights.mean(0) if weights is not None and weights.dim() == 2 else weights
-        weights = None if weights is None else weights[here]
-        gamma = getattr(result, "gamma", None)
-        seen = fastagg.diagnostics(
-            gram, None if weights is None or not weights.sum() > 0 else weights,
-            gamma=1.0 if gamma is None else float(gamma),
-        )  # fmt: skip
-        assert seen.coherence is not None  # the Gram is formed
-        assert seen.cosine is not None
-        record = {
-            "weights": None if weights is None else rounded(weights), "norms": rounded(seen.update_norms),
-            "coherence": float(seen.coherence), "gamma": gamma,
-            "shrink_ratio": finite(seen.shrink_ratio),
-            **self.step_lengths(gram, before, present),
-        }  # fmt: skip
-        if self.round in (1, (self.options.rounds + 1) // 2, self.options.rounds):
-            record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
-            if all(u.state is not None for u in updates) and self.data.classes and self.head:
-                record["heads"] = [self.class_norms(u.model) for u in updates]
-        return record
-
-    def step_lengths(self, gram: fastagg.Gram, before: dict[str, torch.Tensor], present: list[int]) -> dict[str, Any]:
-        """How far the global model moved, and how far the mean by data size would have moved it"""
-        if self.personal:
-            return {"step": None, "fedavg_step": None}
-        names = [name for name, _ in self.module.named_parameters()]
-        moved = sum((self.models[0][n].double() - before[n].double()).square().sum().item() for n in names)
-        sizes = np.array(self.sizes(present), dtype=np.float64)
-        shares = sizes / sizes.sum()
-        return {"step": moved**0.5, "fedavg_step": float(np.sqrt(max(shares @ (gram @ shares), 0)))}
-
-    def class_norms(self, model: dict[str, torch.Tensor]) -> list[float]:
-        """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
-        assert self.head is not None
-        norms = torch.linalg.vector_norm(model[self.head].double().flatten(1), dim=1)
-        return rounded(norms / norms.sum().clamp(min=1e-300), 4)
-
     def evaluated(self) -> dict[str, Any]:
         """On the whole test set where there is one model, and on every client's share of it with the client's model"""
         x, y, shares = self.data.test_x, self.data.test_y, self.parts.test
@@ -407,14 +360,6 @@ class Clock:
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
-
-
-def finite(value: torch.Tensor | None) -> float | None:
-    return float(value) if value is not None and bool(torch.isfinite(value)) else None
-
-
-def rounded(values: torch.Tensor, digits: int = 6) -> list:
-    return np.round(values.double().cpu().numpy(), digits).tolist()
 
 
 def mean(values: list[float]) -> float | None:
