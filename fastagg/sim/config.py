@@ -62,7 +62,7 @@ class Config:
     )
     pixels: str = option(
         "standard",
-        "standard (mean 0, deviation 1); unit (0 to 1), as FedLAW has Fashion-MNIST; half (-1 to 1), as FedAWA has CIFAR",
+        "standard (mean 0, deviation 1); unit (0 to 1), FedLAW: Fashion-MNIST; half (-1 to 1), FedAWA: CIFAR",
     )
     samples: int | None = option(None, "number of training samples to use")
     partition: str = option(

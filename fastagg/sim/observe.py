@@ -1,4 +1,4 @@
-"""What is recorded of a round besides its accuracy: weights, lengths and similarities of updates, length of the step."""
+"""What is recorded of a round besides accuracy: weights, lengths and similarities of updates, length of the step."""
 
 from __future__ import annotations
 

@@ -250,6 +250,8 @@ def test_regression():
     )  # fmt: skip
     assert run.accuracy[-1] < 0.1 * run.accuracy[0]
     np.testing.assert_allclose(run.accuracy, run.loss, rtol=1e-5)
+    usual = fastagg.sim.simulate(lambda: nn.Linear(5, 1), (x[:200], y[:200], x[200:], y[200:]), split="iid", **SMALL)
+    assert usual.loss[-1] < usual.loss[0]  # the squared error
 
 
 def test_text():
