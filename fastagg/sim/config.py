@@ -86,9 +86,7 @@ class Config:
     metric: str | None = option(None, "package.module:function of outputs and targets; default: accuracy")
     proxy: int = option(100, "training samples that the server keeps, for methods that learn from them")
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
-    threads: int = option(
-        1, "threads per run, each of which trains clients of its own. Parallel runs use the other cores"
-    )
+    threads: int = option(1, "threads per run, each with clients of its own. Parallel runs use the other cores")
     device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
     precision: str = option("float32", "float32, or bfloat16 for what autocast computes in it")
     batched: bool | None = option(None, "train all clients as one computation (true, false; default: if it is faster)")
