@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.conftest import ROUNDS
-from benchmarks.loops import LibraryLoop, PlainLoop
+from benchmarks.loops import Elsewhere, LibraryLoop, PlainLoop, Plan
 from fastagg._engine.saved import save
 from fastagg.sim.config import Config
 from fastagg.sim.data import Dataset
@@ -46,7 +46,7 @@ def threads(request):
 @pytest.mark.parametrize("data", list(SHAPES))
 @pytest.mark.parametrize("model", ["mlp", "lenet", "cnn"])
 def test_images(benchmark, turns, tmp_path, model, data):
-    run(benchmark, turns, tmp_path, Config(model=model, **COMMON), images(data, 6000 if model == "mlp" else 2000))
+    run(benchmark, turns, tmp_path, Config(model=model, **COMMON), images(data, 6000 if model == "mlp" else 1000))
 
 
 @pytest.mark.parametrize("threads", [1], indirect=True)
@@ -61,12 +61,13 @@ COMMON = {"clients": 20, "alpha": 0.1, "epochs": 1, "batch_size": 50, "lr": 0.01
 
 def run(benchmark, turns, tmp_path, options: Config, dataset: Dataset | None = None) -> None:
     sim = Simulation(options, dataset)
-    loops = {"plain PyTorch": PlainLoop(sim, MOST_ROUNDS), "as PFLlib": LibraryLoop(sim, MOST_ROUNDS)}
+    plan = Plan.of(sim, MOST_ROUNDS)
+    loops = {"plain PyTorch": Elsewhere(PlainLoop, plan), "as PFLlib": Elsewhere(LibraryLoop, plan)}
     last = sim.next_round()
     seconds: dict[str, list[dict[str, float]]] = {"simulator": [], **{name: [] for name in loops}}
     for loop in loops.values():
         loop.next_round()
-        torch.testing.assert_close(dict(loop.global_sd), sim.models[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(loop.model(), sim.models[0], rtol=1e-3, atol=1e-4)
 
     def ours() -> None:
         nonlocal last
@@ -84,6 +85,8 @@ def run(benchmark, turns, tmp_path, options: Config, dataset: Dataset | None = N
     about = {"model": options.model, "K": options.clients, "dtype": "float32", "numel": numel, "data": sim.data.name}
     jobs = {name: lambda name=name: others(name) for name in loops} | {"files": files}
     turns("simulator", ours, jobs, bytes=4 * options.clients * numel, **about)
+    for loop in loops.values():
+        loop.close()
     benchmark.extra_info["phases"] = {
         who: {phase: 1e3 * statistics.median(r[phase] for r in rounds) for phase in rounds[0]}
         for who, rounds in seconds.items()

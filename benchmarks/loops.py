@@ -8,18 +8,78 @@ LibraryLoop   as PFLlib and libraries like it are built: a model and an optimise
               of (x, y) made anew whenever it is needed, models sent and averaged parameter by parameter, and after
               training every client tested on its share of the test set and on its training data. PFLlib itself is in
               no package index; it also reads the samples from disk every time and computes AUC, which this does not.
+
+They run in a process of their own (Elsewhere), because the simulator changes how memory is allocated in its process.
 """
 
 from __future__ import annotations
 
 import copy
+import multiprocessing
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fastagg.sim.config import Config
+from fastagg.sim.data import Dataset
+from fastagg.sim.partition import Partition
 from fastagg.sim.simulation import Clock, Simulation
+
+
+@dataclass
+class Plan:
+    """What a loop has to do: the simulator's work"""
+
+    options: Config
+    data: Dataset
+    parts: Partition
+    module: nn.Module
+    start: dict[str, Tensor]
+    seeds: list[list[int]]  # of the batches, by round and client
+
+    @classmethod
+    def of(cls, sim: Simulation, rounds: int) -> Plan:
+        clients = range(sim.options.clients)
+        seeds = [[sim.job(r, k).seed for k in clients] for r in range(1, rounds + 1)]
+        return cls(sim.options, sim.data, sim.parts, usual_network(sim.module), copy.deepcopy(sim.models[0]), seeds)
+
+
+class Elsewhere:
+    """A loop in another process, which rests while others have their turn"""
+
+    def __init__(self, loop: type[PlainLoop], plan: Plan) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, loop, plan, torch.get_num_threads()), daemon=True)
+        self._process.start()
+
+    def next_round(self) -> dict[str, Any]:
+        return self._ask("next_round")
+
+    def model(self) -> dict[str, Tensor]:
+        return {key: torch.from_numpy(value) for key, value in self._ask("model").items()}
+
+    def _ask(self, what: str) -> Any:
+        self._pipe.send(what)
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        self._pipe.send("")
+        self._process.join()
+
+
+def serve(pipe: Any, kind: type[PlainLoop], plan: Plan, threads: int) -> None:
+    torch.set_num_threads(threads)
+    loop = kind(plan)
+    while what := pipe.recv():
+        if what == "next_round":
+            pipe.send(loop.next_round())
+        else:
+            pipe.send({key: value.numpy() for key, value in loop.global_sd.items()})
 
 
 def usual_network(module: nn.Module) -> nn.Module:
@@ -34,14 +94,11 @@ def usual_network(module: nn.Module) -> nn.Module:
 
 
 class PlainLoop:
-    def __init__(self, sim: Simulation, rounds: int) -> None:
-        self.options, self.data, self.parts = sim.options, sim.data, sim.parts
-        self.model = usual_network(sim.module)
-        self.global_sd = copy.deepcopy(sim.models[0])
+    def __init__(self, plan: Plan) -> None:
+        self.options, self.data, self.parts, self.seeds = plan.options, plan.data, plan.parts, plan.seeds
+        self.model, self.global_sd = plan.module, plan.start
         self.samples = TensorDataset(self.data.x, self.data.y)
         self.round = 0
-        clients = range(sim.options.clients)
-        self.seeds = [[sim.job(r, k).seed for k in clients] for r in range(1, rounds + 1)]  # of the batches
         self.sizes = [len(rows) for rows in self.parts.train]
 
     def next_round(self) -> dict:
@@ -87,8 +144,8 @@ class PlainLoop:
 
 
 class LibraryLoop(PlainLoop):
-    def __init__(self, sim: Simulation, rounds: int) -> None:
-        super().__init__(sim, rounds)
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
         o = self.options
         self.clients = [copy.deepcopy(self.model) for _ in range(o.clients)]
         self.optimizers = [

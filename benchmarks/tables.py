@@ -149,11 +149,11 @@ def simulator(records: list[Record]) -> tuple:
         ])  # fmt: skip
     note = (
         "FedAvg, alpha 0.1, one epoch in batches of 50 (digits: 32), images of noise in the size of those of the data "
-        "set (6,000 for mlp, 2,000 for the others; digits: its own). After one round all have the same model, up to "
+        "set (6,000 for mlp, 1,000 for the others; digits: its own). After one round all have the same model, up to "
         "rounding. Plain PyTorch and the loop built as PFLlib (benchmarks/loops.py) train one client after the other, "
-        "with a DataLoader. Training, aggregation, evaluation: plain PyTorch / simulator, whose evaluation includes "
-        "norms and cosines of the updates. Files: metrics and checkpoint, which the simulator writes every round, with "
-        "fsync, and the others do not."
+        "with a DataLoader, in processes of their own. Training, aggregation, evaluation: plain PyTorch / simulator, "
+        "whose evaluation includes norms and cosines of the updates. Files: metrics and checkpoint, which the simulator "
+        "writes every round, with fsync, and the others do not."
     )
     speeds = ["as PFLlib, rounds/s", "plain PyTorch, rounds/s", "simulator, rounds/s", "faster than as PFLlib"]
     headings = ["round", *speeds, "faster than plain", "training", "aggregation", "evaluation", "files"]

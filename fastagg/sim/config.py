@@ -103,9 +103,7 @@ class Config:
     proxy_from: str = option("train", "where these are from: train, or test, which is then tested on without them")
     proxy_split: str = option("balanced", "how many of each class: " + ", ".join(PROXY_SPLITS))
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
-    threads: int = option(
-        1, "threads per run, each of which trains clients of its own. Parallel runs use the other cores"
-    )
+    threads: int = option(1, "threads per run, each with clients of its own. Parallel runs use the other cores")
     device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
     precision: str = option("float32", "float32, or bfloat16 for what autocast computes in it")
     batched: bool | None = option(None, "train all clients as one computation (true, false; default: if it is faster)")

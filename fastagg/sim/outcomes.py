@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastagg._engine.checks import check_integer
-from fastagg.sim.workers import spread
+from fastagg.sim.workers import one_thread, spread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
 
@@ -118,10 +118,11 @@ class Outcomes:
     def of(self, rows: np.ndarray | None = None) -> tuple[float, float]:
         """Metric and mean loss, of all samples or of some"""
         outputs, y = self.outputs, self.y
-        if rows is not None:
-            chosen = torch.from_numpy(rows).to(y.device)
-            outputs, y = outputs[chosen], y[chosen]
-        return mean_of(self.metric(outputs, y)), mean_of(self.loss(outputs, y))
+        with one_thread():
+            if rows is not None:
+                chosen = torch.from_numpy(rows).to(y.device)
+                outputs, y = outputs[chosen], y[chosen]
+            return mean_of(self.metric(outputs, y)), mean_of(self.loss(outputs, y))
 
 
 def mean_of(values: Tensor | float) -> float:
@@ -138,8 +139,9 @@ def outcomes(
     check_integer("outcomes", "batch_size", batch_size, 1)
     device = next((value.device for value in state.values()), torch.device("cpu"))
     images = is_convolutional(model, x)
-    module = copied(model, device, images).eval()
-    module.load_state_dict(state)  # once, for all threads: functional_call would change the module under the others
+    with one_thread():
+        module = copied(model, device, images).eval()
+        module.load_state_dict(state)  # once, for all threads: functional_call would change it under the others
 
     def forward(xs: Tensor) -> Tensor:
         xs = by_channel(by_pixel(xs.to(device))) if images else xs.to(device)

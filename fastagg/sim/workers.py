@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -32,10 +33,21 @@ def spread(work: Callable[[T], R], pieces: Sequence[T]) -> list[R]:
         torch.set_num_threads(threads)  # the workers' 1 is what threads would have that torch sees for the first time
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For operations so small that waking the others takes longer"""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def keep_freed_memory() -> None:
     """glibc gives the memory of every large tensor back to the system at once, and the next step asks for it again,
-    page by page: a quarter of the time of a step of convolutions. Up to 256 MB are kept for it instead."""
+    page by page: up to a third of the time of a step of convolutions. Up to 256 MB are kept for it instead."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None)
