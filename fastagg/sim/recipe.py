@@ -1,19 +1,19 @@
 """A table of a paper as a TOML file: its protocol, its methods and settings, and the numbers it prints.
 
-    title, paper, table     what it is, and where it is printed
-    about                   the protocol: what the paper states, what it does not, and what was taken then
-    differs                 what is not as in the paper, if anything
-    takes                   how long it is
-    score                   which of report.SCORES the paper prints
-    seeds, seed             how many, and the first (default: 0)
-    ours                    methods that are not the paper's
-    [options]               of all runs
-    [methods]               by the paper's name: "fedawa:variant=released", or a table with that as `method` and options
-                            of its runs
-    [[settings]]            name, options of its runs, and in `paper` the numbers by method, in percent: 61.04,
-                            "60.68 ± 0.84"
-    [quick]                 says what is scaled, takes, and what replaces the above: seeds, options, names of the
-                            methods and settings that are kept
+title, paper, table     what it is, and where it is printed
+about                   the protocol: what the paper states, what it does not, and what was taken then
+differs                 what is not as in the paper, if anything
+takes                   how long it is
+score                   which of report.SCORES the paper prints
+seeds, seed             how many, and the first (default: 0)
+ours                    methods that are not the paper's
+[options]               of all runs
+[methods]               by the paper's name: "fedawa:variant=released", or a table with that as `method` and options
+                        of its runs
+[[settings]]            name, options of its runs, and in `paper` the numbers by method, in percent: 61.04,
+                        "60.68 ± 0.84"
+[quick]                 says what is scaled, takes, and what replaces the above: seeds, options, names of the
+                        methods and settings that are kept
 """
 
 from __future__ import annotations
@@ -108,15 +108,16 @@ class Recipe:
 
         for setting in self.settings:
             for name, method in self.methods.items():
+                values = {**self.options, **setting.options, **method.options, **(more or {})}
                 for seed in range(self.seed, self.seed + self.seeds):
                     try:
-                        made = one_run(method.spec, {**self.options, **setting.options, **method.options, **(more or {})}, seed)
+                        made = one_run(method.spec, values, seed)
                     except (ValueError, TypeError) as error:
                         raise ValueError(f"{self.file}: {setting.name}, {name}: {error}") from error
                     yield setting, name, Job(made, comparison.place(out, made, setting.options))
 
     def commands(self, out: Path) -> list[str]:
-        """The same as calls of `fastagg compare`: for every setting, one for methods whose runs have the same options"""
+        """The same as calls of `fastagg compare`: for every setting, one for the methods whose runs have its options"""
         lines = []
         for setting in self.settings:
             together: dict[str, list[Method]] = {}
@@ -158,7 +159,8 @@ def find(name: str) -> Recipe:
         return read(Path(name))
     known = {path.stem: path for path in recipes()}
     if name not in known:
-        raise ValueError(f"no recipe {name!r}{suggest(name, known)}; there are {', '.join(known)}, or a file of your own: a.toml")
+        there = ", ".join(known)
+        raise ValueError(f"no recipe {name!r}{suggest(name, known)}; there are {there}, or a file of your own: a.toml")
     return read(known[name])
 
 
