@@ -108,17 +108,16 @@ class Recipe:
 
         for setting in self.settings:
             for name, method in self.methods.items():
+                values = {**self.options, **setting.options, **method.options, **(more or {})}
                 for seed in range(self.seed, self.seed + self.seeds):
                     try:
-                        made = one_run(
-                            method.spec, {**self.options, **setting.options, **method.options, **(more or {})}, seed
-                        )
+                        made = one_run(method.spec, values, seed)
                     except (ValueError, TypeError) as error:
                         raise ValueError(f"{self.file}: {setting.name}, {name}: {error}") from error
                     yield setting, name, Job(made, comparison.place(out, made, setting.options))
 
     def commands(self, out: Path) -> list[str]:
-        """The same as calls of `fastagg compare`: in every setting, one for methods whose runs have the same options"""
+        """The same as calls of `fastagg compare`: for every setting, one for the methods whose runs have its options"""
         lines = []
         for setting in self.settings:
             together: dict[str, list[Method]] = {}
@@ -160,9 +159,8 @@ def find(name: str) -> Recipe:
         return read(Path(name))
     known = {path.stem: path for path in recipes()}
     if name not in known:
-        raise ValueError(
-            f"no recipe {name!r}{suggest(name, known)}; there are {', '.join(known)}, or a file of your own: a.toml"
-        )
+        there = ", ".join(known)
+        raise ValueError(f"no recipe {name!r}{suggest(name, known)}; there are {there}, or a file of your own: a.toml")
     return read(known[name])
 
 

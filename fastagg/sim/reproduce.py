@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     parser = parser_of()
     given = parser.parse_args(argv)
     for name in ("seeds", "jobs"):
-        if (getattr(given, name) or 1) < 1 or getattr(given, name) == 0:
-            parser.error(f"--{name} {getattr(given, name)}: expected an integer >= 1")
+        if (number := getattr(given, name)) is not None and number < 1:
+            parser.error(f"--{name} {number}: expected an integer >= 1")
     if given.name is None:
         say("\n\n".join(listed(recipes.read(path)) for path in recipes.recipes()))
         return 0
@@ -89,11 +89,8 @@ def reproduce(given: argparse.Namespace, peers: Peers | None) -> bool:
     )
     if first:
         if result["report"] is not None:
-            say(
-                "\n\n".join(
-                    [table(recipe, runs, result["groups"]), *notes(recipe, asked), f"report: {result['report']}"]
-                )
-            )
+            shown = table(recipe, runs, result["groups"])
+            say("\n\n".join([shown, *notes(recipe, asked), f"report: {result['report']}"]))
         if result["interrupted"]:
             say(f"stopped; continue with the same command and --out {out}")
     return not result["interrupted"]
