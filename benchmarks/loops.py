@@ -96,7 +96,8 @@ def usual_network(module: nn.Module) -> nn.Module:
 class PlainLoop:
     def __init__(self, plan: Plan) -> None:
         self.options, self.data, self.parts, self.seeds = plan.options, plan.data, plan.parts, plan.seeds
-        self.model, self.global_sd = plan.module, plan.start
+        # copies: torch gives processes tensors in shared memory, and what one loop trains would be another's start
+        self.model, self.global_sd = copy.deepcopy(plan.module), copy.deepcopy(plan.start)
         self.samples = TensorDataset(self.data.x, self.data.y)
         self.round = 0
         self.sizes = [len(rows) for rows in self.parts.train]

@@ -152,8 +152,8 @@ def simulator(records: list[Record]) -> tuple:
         "set (6,000 for mlp, 1,000 for the others; digits: its own). After one round all have the same model, up to "
         "rounding. Plain PyTorch and the loop built as PFLlib (benchmarks/loops.py) train one client after the other, "
         "with a DataLoader, in processes of their own. Training, aggregation, evaluation: plain PyTorch / simulator, "
-        "whose evaluation includes norms and cosines of the updates. Files: metrics and checkpoint, which it writes "
-        "every round, with fsync, and the others do not."
+        "whose evaluation includes norms and cosines of the updates. Files: metrics and checkpoint, which the "
+        "simulator writes every round, with fsync, and the others do not."
     )
     speeds = ["as PFLlib, rounds/s", "plain PyTorch, rounds/s", "simulator, rounds/s", "faster than as PFLlib"]
     headings = ["round", *speeds, "faster than plain", "training", "aggregation", "evaluation", "files"]
