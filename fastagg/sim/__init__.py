@@ -17,6 +17,7 @@ local.py        what clients do; train.py: how that is computed, one by one or a
 simulation.py   the rounds: choose, train, aggregate, evaluate
 run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes
 comparison.py   runs side by side; statistics.py: differences over the same seeds, with confidence intervals
+reproduce.py    the papers' tables again; recipe.py: what is in a file of recipes/
 report, plots   tables and pictures; page.py: report.html; archive.py: runs in one small file, for documents
 """
 
