@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastagg
-from fastagg.sim import data, local
+from fastagg.sim import data, local, ranks
 from fastagg.sim.config import from_dict
 from fastagg.sim.local import ALGORITHMS, Algorithm, FedProx, Moon, Scaffold
 from fastagg.sim.outcomes import outcomes
@@ -605,3 +605,23 @@ def test_frozen_and_unused_parameters_stay():
     assert torch.equal(update.state["unused"], start["unused"])
     assert not torch.equal(update.state["body.bias"], start["body.bias"])
     assert set(update.memory) == set(start) - {"body.weight"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": "feddyn"}, "feddyn needs all clients in one process .it corrects the model from all updates"),
+        ({"algorithm": "scaffold"}, "scaffold needs all clients in one process .it corrects"),
+        ({"algorithm": "moon"}, "moon needs all clients in one process .clients remember"),
+        ({"keep_momentum": True}, "keep_momentum needs all clients in one process .clients remember"),
+        ({"algorithm": "fedprox"}, None),
+    ],
+)
+def test_who_needs_all_clients_in_one_process(options, words):
+    settings = from_dict(SMALL | options)
+    server = fastagg.aggregator("fedavg")
+    if words is None:
+        ranks.check(settings, settings.local.rule, server, {})
+        return
+    with pytest.raises(ValueError, match=words):
+        ranks.check(settings, settings.local.rule, server, {})
