@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import fastagg
+from fastagg.sim.config import Config
 from fastagg.sim.train import Update
 
 if TYPE_CHECKING:
@@ -45,11 +46,16 @@ def observed(
         "shrink_ratio": finite(seen.shrink_ratio),
         **step_lengths(sim, gram, before, present),
     }  # fmt: skip
-    if sim.round in (1, (sim.options.rounds + 1) // 2, sim.options.rounds):
+    if shows_clients(sim.options, sim.round):
         record |= {"cosine": rounded(seen.cosine, 4), "model_cosine": rounded(gram.cosine("models"), 6)}
-        if all(u.state is not None for u in updates) and sim.data.classes and sim.head:
-            record["heads"] = [class_norms(sim, u.model) for u in updates]
+        if all(u.heads is not None for u in updates):
+            record["heads"] = [u.heads for u in updates]
     return record
+
+
+def shows_clients(options: Config, round: int) -> bool:
+    """Whether a round's record has what is large: the first, the middle and the last"""
+    return round in (1, (options.rounds + 1) // 2, options.rounds)
 
 
 def step_lengths(
@@ -65,10 +71,9 @@ def step_lengths(
     return {"step": moved**0.5, "fedavg_step": float(np.sqrt(max(shares @ (gram @ shares), 0)))}
 
 
-def class_norms(sim: Simulation, model: dict[str, torch.Tensor]) -> list[float]:
+def class_norms(head: torch.Tensor) -> list[float]:
     """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
-    assert sim.head is not None
-    norms = torch.linalg.vector_norm(model[sim.head].double().flatten(1), dim=1)
+    norms = torch.linalg.vector_norm(head.double().flatten(1), dim=1)
     return rounded(norms / norms.sum().clamp(min=1e-300), 4)
 
 

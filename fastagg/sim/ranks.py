@@ -73,12 +73,14 @@ def train(peers: Peers, jobs: Sequence[Job], work: Any) -> list[Update]:
         except attack.Diverged as error:
             diverged = str(error)
         peers.agree({"step": "trained"})
-        said = [json.loads(text) for text in peers.texts(json.dumps([diverged, [(u.loss, u.steps) for u in made]]))]
+        said = [
+            json.loads(text) for text in peers.texts(json.dumps([diverged, [(u.loss, u.steps, u.heads) for u in made]]))
+        ]
         for words in (words for words, _ in said if words):
             raise attack.Diverged(words)
         facts = [fact for _, facts in said for fact in facts]
     states = dict(zip(mine, made, strict=True))
-    return [states.get(i) or Update(None, loss, steps) for i, (loss, steps) in enumerate(facts)]
+    return [states.get(i) or Update(None, loss, steps, heads=heads) for i, (loss, steps, heads) in enumerate(facts)]
 
 
 def aggregate(

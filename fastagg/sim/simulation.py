@@ -19,7 +19,7 @@ from fastagg.sim import attack, data, models, partition, ranks
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
 from fastagg.sim.objects import Own
-from fastagg.sim.observe import observed
+from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, outcomes
 from fastagg.sim.train import Job, Trainer, Update
 
@@ -125,6 +125,8 @@ class Simulation:
         if self.attackers:
             updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
             attack.check_size(update.model for update in updates)
+        if self.head and self.data.classes and shows_clients(self.options, r):
+            updates = [replace(update, heads=class_norms(update.model[self.head])) for update in updates]
         return updates
 
     def chosen(self, r: int) -> list[int]:

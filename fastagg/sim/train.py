@@ -121,6 +121,7 @@ class Update:
     memory: dict[str, Tensor] | None = None  # what the algorithm remembers to the client's next round
     sent: dict[str, Tensor] | None = None  # to the algorithm's server
     momentum: dict[str, Tensor] | None = None  # with keep_momentum
+    heads: list[float] | None = None  # the classes' shares of the norms of its output layer, where they are recorded
 
     @property
     def model(self) -> dict[str, Tensor]:

@@ -127,13 +127,14 @@ def the_simulator(group, rank, ranks):
     from fastagg.sim import data
     from fastagg.sim import run as simulator
     from fastagg.sim.config import from_dict
+    from fastagg.sim.report import read_metrics
 
     digits, peers = data.load("digits"), Peers(group)
     small = {"clients": 5, "rounds": 3, "epochs": 1, "alpha": 0.5, "samples": 300, "batched": False, "dropout": 0.2}
     folder = Path(sys.argv[3]) / "runs"
 
     def curve(where):
-        return [{k: v for k, v in r.items() if k != "seconds"} for r in simulator.read_metrics(where / "metrics.jsonl")]
+        return [{k: v for k, v in r.items() if k != "seconds"} for r in read_metrics(where / "metrics.jsonl")]
 
     for method in ("fedadam", "fedamp", "cfl", "fednova", "fedawa"):
         options = from_dict(small | {"method": method})
