@@ -22,7 +22,7 @@ ABOUT = """Runs the experiments of a paper with its own protocol, and prints our
 
   fastagg reproduce                            lists the recipes
   fastagg reproduce fedlaw-table8 --show       the recipe, and what `fastagg compare` would be told
-  fastagg reproduce fedlaw-table8 --quick      a smaller version, for about 20 minutes on two cores
+  fastagg reproduce fedlaw-table8 --quick      a smaller version, meant for 20 minutes on two cores
   fastagg reproduce fedlaw-table8              all of it; what is there already is not made again
   fastagg reproduce mine.toml                  a recipe of your own
 """
