@@ -191,10 +191,6 @@ class Config:
         return self._method_label + self._attack_label
 
     @property
-    def metric_name(self) -> str:
-        return "accuracy" if self.metric is None else short(self.metric)
-
-    @property
     def _attack_label(self) -> str:
         if self.attack == "none":
             return ""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -105,7 +104,7 @@ class Run:
 
     def to_frame(self) -> Any:
         """A row for each round, with what is one number; needs pandas"""
-        return _frame([_numbers(record) for record in self.records])
+        return report.frame_of([_numbers(record) for record in self.records])
 
     def kept(self) -> Run:
         """The same without a folder, which is about to be deleted"""
@@ -163,12 +162,12 @@ class Runs(Sequence[Run]):
     def to_frame(self, curves: bool = False) -> Any:
         """table() as a DataFrame; with curves=True, a row for each run and round. Needs pandas"""
         if not curves:
-            return _frame(self.table())
+            return report.frame_of(self.table())
         rows = []
         for each in self._runs:
             about = {"label": each.label, "seed": each.config["seed"]}
             rows += [about | _numbers(record) for record in each.records]
-        return _frame(rows)
+        return report.frame_of(rows)
 
     def plot(self) -> Figure:
         """The curves, as a matplotlib figure: figure.savefig("curves.png")"""
@@ -195,14 +194,6 @@ class Runs(Sequence[Run]):
 def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     flat = {name: value for name, value in record.items() if isinstance(value, int | float) or value is None}
     return flat | {f"seconds_{phase}": value for phase, value in record.get("seconds", {}).items()}
-
-
-def _frame(rows: list[dict[str, Any]]) -> Any:
-    try:
-        pandas = import_module("pandas")
-    except ImportError as error:
-        raise ImportError("to_frame() needs pandas: pip install pandas; .records has the same as dicts") from error
-    return pandas.DataFrame(rows)
 
 
 def simulate(

@@ -39,6 +39,7 @@ from fastagg.sim.networks.plain import alexnet, cnn, cnn4, lenet, mlp
 from fastagg.sim.networks.residual import resnet
 from fastagg.sim.networks.text import Embedding
 from fastagg.sim.networks.vit import ViT
+from fastagg.sim.outcomes import evaluating
 
 SMALLEST = 8  # pixels of a side: below it the pooling layers run out
 
@@ -156,18 +157,14 @@ def call(factory: Factory, shape: tuple[int, ...], classes: int, vocabulary: int
     )
 
 
-@torch.no_grad()
 def check_outputs(model: nn.Module, x: Tensor, classes: int) -> None:
     """That a model takes samples like these, and gives a number for each class. The model is not changed"""
-    training = [module.training for module in model.modules()]
     try:
-        outputs = model.eval()(x[:2])
+        with evaluating(model):
+            outputs = model(x[:2])
     except Exception as error:  # whatever the user's code raises
         what = f"samples of shape {tuple(x.shape[1:])}, {str(x.dtype).removeprefix('torch.')}"
         raise ValueError(f"model: {name_of(model)} cannot take {what}: {type(error).__name__}: {error}") from error
-    finally:
-        for module, mode in zip(model.modules(), training, strict=True):
-            module.training = mode
     shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if shape != (len(x[:2]), classes):
         raise ValueError(

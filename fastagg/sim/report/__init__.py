@@ -13,7 +13,7 @@ from fastagg.sim.report.metric import Metric, metric_of
 from fastagg.sim.report.pairs import Comparison, differences
 from fastagg.sim.report.reading import SUMMARY, Run, read_json, read_metrics, read_run, runs_in
 from fastagg.sim.report.scores import AVERAGED, PHASES, SCORES, score, spent, summarise
-from fastagg.sim.report.tables import averaged, frame, lined, markdown, rows, table
+from fastagg.sim.report.tables import averaged, frame, frame_of, lined, markdown, rows, table
 
 __all__ = [
     "AVERAGED",
@@ -27,6 +27,7 @@ __all__ = [
     "averaged",
     "differences",
     "frame",
+    "frame_of",
     "group",
     "lined",
     "markdown",

@@ -93,13 +93,18 @@ def rows(
 
 def frame(groups: Groups, baseline: str | None = None, score: str = "last_5", confidence: float = CONFIDENCE) -> Any:
     """rows() as a pandas DataFrame"""
+    return frame_of(rows(groups, baseline, score, confidence))
+
+
+def frame_of(lines: list[dict[str, Any]]) -> Any:
+    """Dicts as a pandas DataFrame"""
     try:
         import pandas  # pyright: ignore[reportMissingImports]  # nothing else needs it
     except ImportError as error:
         raise ImportError(
             f"a DataFrame needs pandas, which cannot be imported ({error}): pip install pandas"
         ) from error
-    return pandas.DataFrame(rows(groups, baseline, score, confidence))
+    return pandas.DataFrame(lines)
 
 
 def averaged(groups: Groups, score: str = "last_5") -> str:
