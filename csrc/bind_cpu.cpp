@@ -62,6 +62,35 @@ Mix mix_of(const Table& t, const Array<double>& weights, const Array<int32_t>& r
           not_finite.mutable_data()};
 }
 
+Ranked ranked_of(const Table& t, const std::optional<Array<int64_t>>& center, const Array<int64_t>& means,
+                 const Array<int32_t>& row, const Array<int64_t>& out, Array<uint8_t>& not_finite,
+                 const std::optional<Array<double>>& mixing) {
+  static_assert(sizeof(RankedMean) == 3 * sizeof(int64_t), "");
+  require(!center || center->size() == t.tensors, "center must be [T]");
+  require(!mixing || (mixing->ndim() == 2 && mixing->shape(0) > 0 && mixing->shape(1) == t.clients + 1),
+          "mixing must be [R, K + 1]");
+  require(means.ndim() == 3 && means.shape(2) == 3, "means must be [rows, M, 3]");
+  const int64_t rows = mixing ? mixing->shape(0) : t.clients;
+  const RankedMean* mean = reinterpret_cast<const RankedMean*>(means.data());
+  for (int64_t i = 0; i < means.shape(0) * means.shape(1); ++i) {
+    require(0 <= mean[i].low && mean[i].low <= mean[i].high && mean[i].high <= rows, "ranks out of range");
+    require(0 <= mean[i].nearest && mean[i].nearest <= rows, "more nearest than there are");
+    require(center || mean[i].low < mean[i].high, "a mean around the center needs one");
+  }
+  require(row.size() == t.tensors, "row must be [T]");
+  for (int64_t i = 0; i < t.tensors; ++i) require(row.data()[i] < means.shape(0), "row out of range");
+  require(out.ndim() == 2 && out.shape(0) == means.shape(1) && out.shape(1) == t.tensors, "out must be [M, T]");
+  require(not_finite.size() == t.tensors, "not_finite must be [T]");
+  return {mean,
+          means.shape(0),
+          row.data(),
+          means.shape(1),
+          reinterpret_cast<void* const*>(out.data()),
+          not_finite.mutable_data(),
+          mixing ? mixing->data() : nullptr,
+          rows};
+}
+
 int at_least_one(int threads) { return std::max(threads, 1); }
 
 // work() without the GIL. Ctrl-C is noticed while it runs: Python's own handler only takes note of the signal, and on
@@ -132,6 +161,17 @@ PYBIND11_MODULE(_cpu, m) {
       },
       ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(layer), ARG(per_layer), ARG(products), ARG(weights),
       ARG(row), ARG(out), ARG(not_finite), ARG(threads));
+
+  m.def(
+      "ranked_means",
+      [](A64 client, A64 numel, A32 dtype, std::optional<Array<int64_t>> center, A64 means, A32 row, A64 out,
+         Array<uint8_t> not_finite, std::optional<Array<double>> mixing, int threads) {
+        Table t = table_of(client, numel, dtype, center ? center->data() : nullptr);
+        Ranked r = ranked_of(t, center, means, row, out, not_finite, mixing);
+        without_gil([&] { ranked_means(t, r, at_least_one(threads)); });
+      },
+      ARG(client), ARG(numel), ARG(dtype), ARG(center), ARG(means), ARG(row), ARG(out), ARG(not_finite), ARG(mixing),
+      ARG(threads));
 
   m.def(
       "dots",

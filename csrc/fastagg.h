@@ -51,6 +51,26 @@ void gram_mix(const Table&, const Gram&, const Mix&, int threads);  // both in o
 // M]: <r, r>, <r, g> and <r, u_1>, ..., <r, u_M>. If mix.out is not null, the weighted sums are written as well.
 void gram_times(const Table&, const Gram&, const Mix&, int threads);
 
+// Means of the clients' values by their rank, element by element. With s_0 <= ... <= s_{K-1} the values of an element,
+// a RankedMean stands for c, the mean of s_low .. s_{high-1}, or the center's element where low is high; and with
+// nearest > 0 for the mean of that many values nearest to c, of two equally near ones the lower. Integers get
+// s_((low + high - 1) / 2), or the lower median where low is high. Zeros are +0.
+struct RankedMean {
+  int64_t low, high, nearest;
+};
+struct Ranked {
+  const RankedMean* means;  // [rows, M]
+  int64_t rows;
+  const int32_t* row;    // [T]; < 0: the tensor is left alone
+  int64_t outputs;       // M
+  void* const* out;      // [M, T]
+  uint8_t* not_finite;   // [T] set to 1 where a client has a NaN or an infinity in that tensor
+  const double* mixing;  // [R, K + 1]: sorted are the sums of the clients, and in the last place the center, with these
+                         // factors; null: the clients
+  int64_t mixed;         // R
+};
+void ranked_means(const Table&, const Ranked&, int threads);
+
 // out[row[t]][m][k] = sum over those tensors of <left[m][t], client[t][k]>, float64: the gradient of mix in its
 // weights.
 void dots(const Table&, const void* const* left, const int32_t* row, int64_t rows, int64_t M, double* out, int threads);

@@ -25,6 +25,7 @@ from fastagg._engine.registry import register as register
 from fastagg._engine.result import Result as Result
 from fastagg._engine.result import Results as Results
 from fastagg._engine.unformed import UnformedGram as UnformedGram
+from fastagg.methods.bulyan import Bulyan as Bulyan
 from fastagg.methods.centred_clipping import CentredClipping as CentredClipping
 from fastagg.methods.cfl import CFL as CFL
 from fastagg.methods.cwfedavg import CwFedAvg as CwFedAvg
@@ -50,6 +51,10 @@ from fastagg.methods.ifca import IFCA as IFCA
 from fastagg.methods.krum import Krum as Krum
 from fastagg.methods.krum import MultiKrum as MultiKrum
 from fastagg.methods.ldawa import LDAWA as LDAWA
+from fastagg.methods.median import MeaMed as MeaMed
+from fastagg.methods.median import Median as Median
+from fastagg.methods.median import Phocas as Phocas
+from fastagg.methods.median import TrimmedMean as TrimmedMean
 from fastagg.methods.server_ft import ServerFT as ServerFT
 from fastagg.methods.simagg import SimAgg as SimAgg
 from fastagg.methods.simprox import SimProx as SimProx
@@ -62,6 +67,58 @@ Sizes = Sequence[float] | Mapping[ClientId, float] | torch.Tensor | np.ndarray |
 PerClient = Sequence[Any] | Mapping[ClientId, Any] | torch.Tensor | np.ndarray | None
 
 __version__: str
+
+def bulyan(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """Krum's choice of K - 2 f clients, then the mean of the K - 4 f values of each element nearest to their median.
+
+    f           number of clients that may be faulty or malicious; requires K >= 4 f + 3
+
+    .weights are 1 / (K - 2 f) for the clients chosen and 0 for the others; sizes are not used. Tensors that are not
+    parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
 
 def centred_clipping(
     global_sd: StateDict,
@@ -1362,6 +1419,107 @@ def ldawa(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def meamed(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the K - f values of each element that are nearest to its median.
+
+    f       number of clients that may be faulty or malicious; requires K > 2 f
+
+    .weights are equal: every client is ranked. sizes are not used. Tensors that are not parameters (buffers, integers)
+    become the coordinate-wise median.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def median(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The coordinate-wise median: fewer than half of the clients cannot move an element out of the others' range.
+
+    .weights are equal: every client is ranked. sizes are not used. Tensors that are not parameters become the
+    coordinate-wise median as well, integers its lower one.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def multi_krum(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1384,6 +1542,58 @@ def multi_krum(
 
     .weights are 1 / m for those clients and 0 for the others; sizes are not used.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def phocas(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the K - f values of each element that are nearest to its trimmed mean.
+
+    f       number of clients that may be faulty or malicious; requires K > 2 f
+
+    .weights are equal: every client is ranked. sizes are not used. Tensors that are not parameters (buffers, integers)
+    become the coordinate-wise median.
 
     Arguments of every method:
 
@@ -1588,6 +1798,60 @@ def simprox(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def trimmed_mean(
+    global_sd: StateDict | None,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int | None = None,
+    beta: float | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of each element without its f lowest and f highest values.
+
+    f       number of clients that may be faulty or malicious; requires K > 2 f
+    beta    or the share of the clients to leave out at each end, below 0.5: f is floor(beta K), then
+
+    .weights are equal: every client is ranked. sizes are not used. Tensors that are not parameters (buffers, integers)
+    become the coordinate-wise median.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def uniform(
     global_sd: StateDict | None,
     client_sds: Iterable[StateDict],
@@ -1700,6 +1964,17 @@ def weiavg(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+@overload
+def aggregator(
+    name: Literal["bulyan"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> Bulyan: ...
 @overload
 def aggregator(
     name: Literal["centred_clipping"],
@@ -1993,6 +2268,27 @@ def aggregator(
 ) -> LDAWA: ...
 @overload
 def aggregator(
+    name: Literal["meamed"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> MeaMed: ...
+@overload
+def aggregator(
+    name: Literal["median"],
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> Median: ...
+@overload
+def aggregator(
     name: Literal["multi_krum"],
     *,
     f: int = 1,
@@ -2003,6 +2299,17 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> MultiKrum: ...
+@overload
+def aggregator(
+    name: Literal["phocas"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> Phocas: ...
 @overload
 def aggregator(
     name: Literal["server_ft"],
@@ -2042,6 +2349,18 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> SimProx: ...
+@overload
+def aggregator(
+    name: Literal["trimmed_mean"],
+    *,
+    f: int | None = None,
+    beta: float | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> TrimmedMean: ...
 @overload
 def aggregator(
     name: Literal["uniform"],

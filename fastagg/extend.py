@@ -8,10 +8,11 @@ Cohort, Gram, Weights              the clients of a round, their inner products,
 ExampleRound, ExampleNet           for example_round(): what tests and benchmarks run
 float64, ratio, shares             arithmetic that methods share
 InputError, BadClientError         what to raise; the second leaves clients out with on_bad_client="drop"
+ranks                              means of the clients' values by their rank, element by element: median, trimmed
 nonfinite, tables, kernels         the engine below, for methods that look at tensors themselves
 """
 
-from fastagg._engine import kernels, nonfinite
+from fastagg._engine import kernels, nonfinite, ranks
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, ClusterAggregator, GlobalAggregator, Pass, PersonalisedAggregator
 from fastagg._engine.checks import BadClientError, InputError, check_choice
@@ -70,6 +71,7 @@ __all__ = [
     "module_of",
     "nonfinite",
     "one_thread",
+    "ranks",
     "ratio",
     "read_inputs",
     "register",

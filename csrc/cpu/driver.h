@@ -31,6 +31,8 @@ class LayerSums {
   std::vector<double> of_layer_;  // the layer being summed, when only the total is kept
 };
 
+constexpr int64_t streaming_bytes = 8ll << 20;  // outputs larger than this are stored past the cache
+
 // Mixes a piece of a tensor of any dtype. sums: mix_sums_bytes(), 64-byte aligned.
 void mix_chunk(const Table&, const Mix&, bool streaming, int64_t tensor, int64_t begin, int64_t count, void* sums);
 bool wants_streaming(const Table&, const Mix&);

@@ -24,6 +24,8 @@ constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 #include "rows-inl.h"
 #include "mix-inl.h"
 #include "times-inl.h"
+#include "sort-inl.h"
+#include "ranked-inl.h"
 
 uint64_t read(const void* p, size_t bytes) {  // four streams a thread: 10 % more than one, on two Zen 3 cores
   size_t quarter = bytes / 4 / 64 * 64;
@@ -58,8 +60,12 @@ double fma_peak(int64_t iterations) {
 #define FASTAGG_JOIN_(a, b) a##b
 #define FASTAGG_JOIN(a, b) FASTAGG_JOIN_(a, b)
 extern const Kernels FASTAGG_JOIN(kernels_, FASTAGG_LEVEL) = {
-    FASTAGG_STRING(FASTAGG_LEVEL), FASTAGG_LEVEL::row_products_any,
-    FASTAGG_LEVEL::mix_any,        FASTAGG_LEVEL::gram_times_any,
-    FASTAGG_LEVEL::read,           FASTAGG_LEVEL::fma_peak};
+    FASTAGG_STRING(FASTAGG_LEVEL),
+    FASTAGG_LEVEL::row_products_any,
+    FASTAGG_LEVEL::mix_any,
+    FASTAGG_LEVEL::gram_times_any,
+    FASTAGG_LEVEL::ranked_any,
+    FASTAGG_LEVEL::read,
+    FASTAGG_LEVEL::fma_peak};
 
 }  // namespace fastagg

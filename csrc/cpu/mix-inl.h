@@ -3,7 +3,6 @@
 // Lanes whose magnitude is below the limit: all ones. Not NaN's.
 inline VU below(VF v, float limit) { return (VU)(bits<VF>(bits<VU>(v) & 0x7fffffffu) < VF{} + limit); }
 inline VU below(VD v, double limit) {
-  typedef uint64_t VL __attribute__((vector_size(vector_bytes)));
   return (VU)(bits<VD>(bits<VL>(v) & 0x7fffffffffffffffull) < VD{} + limit);
 }
 inline bool all(VU mask) {

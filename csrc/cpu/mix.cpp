@@ -6,7 +6,7 @@
 namespace fastagg {
 namespace {
 
-constexpr int64_t streaming_bytes = 8ll << 20;  // outputs larger than this are stored past the cache
+
 
 template <class T> void maximum(const MixChunk& p) {
   for (int64_t e = p.begin; e < p.begin + p.count; ++e) {

@@ -15,6 +15,7 @@ constexpr int lanes = vector_bytes / 4;  // float32 lanes of a vector; also the 
 typedef float VF __attribute__((vector_size(vector_bytes)));
 typedef double VD __attribute__((vector_size(vector_bytes)));
 typedef uint32_t VU __attribute__((vector_size(vector_bytes)));
+typedef uint64_t VL __attribute__((vector_size(vector_bytes)));
 typedef float HalfVF __attribute__((vector_size(vector_bytes / 2)));
 typedef uint16_t HalfVU __attribute__((vector_size(vector_bytes / 2)));
 typedef float F4 __attribute__((vector_size(16)));

@@ -68,8 +68,11 @@ class Access(Protocol):
         all if not layerwise, must have the same row. With mix, also the M models."""
         ...
 
-    def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
-        """Replaces tensors of the results by what a rule of elementwise.py gives for the table's clients"""
+    def ranked_means(
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
+        mixing: np.ndarray | None = None,
+    ) -> list[Result]:  # fmt: skip
+        """What kernels.ranked_means_of says: new models, or tensors of those in `into` replaced"""
         ...
 
     def wide_updates(

@@ -29,9 +29,9 @@ from fastagg._engine.weights import Weights
 
 R = TypeVar("R", Result, Results)
 Produces = Literal["global", "personalised", "clusters"]
-Reads = Literal["weights", "products", "pairs", "models"]
+Reads = Literal["weights", "products", "pairs", "ranks", "models"]
 Buffers = Literal["mean", "median"]
-Pass = Literal["gram", "mix", "gram_mix", "times", "times_mix", "update"]
+Pass = Literal["gram", "mix", "gram_mix", "times", "times_mix", "update", "ranks"]
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
@@ -63,6 +63,7 @@ class Aggregator(Generic[R]):
                     models;
                     "products": products of the Gram with vectors, its squares and its row of the global model;
                     "pairs": the whole Gram, because it compares clients with each other;
+                    "ranks": the values of each element in the order of their size;
                     "models": the models themselves, because it tries them out
     round_inputs    what it takes in a round in addition to models, data sizes and ids
     client_values   what its result says about each client in addition to weights
@@ -153,9 +154,11 @@ class Aggregator(Generic[R]):
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the
-        weighted update in more digits than 16-bit models have. Where a Gram is not formed, the engine makes "times",
+        weighted update in more digits than 16-bit models have, "ranks" means by rank. Where a Gram is not formed, the engine makes "times",
         its products with vectors, of "gram".
         """
+        if self.reads == "ranks":
+            return ("ranks",)
         return ("mix",) if self.reads == "weights" else ("gram", "mix")
 
     def products(self) -> int:

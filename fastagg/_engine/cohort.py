@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine import kernels, nonfinite
+from fastagg._engine import kernels, nonfinite, ranks
 from fastagg._engine import table as tables
 from fastagg._engine.access import Access
 from fastagg._engine.checks import InputError
@@ -20,6 +20,7 @@ from fastagg._engine.gram import Gram
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.inputs import bad_clients, data_shares, read_sizes
 from fastagg._engine.outputs import check_out
+from fastagg._engine.ranks import RankedMean
 from fastagg._engine.remembered import check_form
 from fastagg._engine.result import Result
 from fastagg._engine.table import Out, StateDict, Table, as_tensor
@@ -197,6 +198,8 @@ class Cohort:
 
         fresh   into memory of its own, for a model that is not the round's result
         """
+        if weights.ranked is not None:
+            return [self._rank(weights.ranked, np.flatnonzero(weights.values > 0).tolist())]
         if weights.only_used:
             return self._mix_used(weights, several)
         table, w, row, layerwise = self._rows_of(weights, several)
@@ -210,7 +213,7 @@ class Cohort:
             results = self.access.mix(table, w, row, out, self.table)
         self._without_data(table, results)
         if isinstance(weights.others, str):
-            self.access.coordinatewise(self.table, weights.others, results)
+            self._median_of_others(results)
         return results
 
     def wide_updates(self, weights: Weights) -> dict[int, torch.Tensor]:
@@ -227,7 +230,7 @@ class Cohort:
             several=several,
         )
         if isinstance(weights.others, str):
-            self.access.coordinatewise(self.table, weights.others, results)
+            self._median_of_others(results)
         return results
 
     def _rows_of(self, weights: Weights, several: bool) -> tuple[Table, np.ndarray, np.ndarray, bool]:
@@ -271,13 +274,32 @@ class Cohort:
             raise InputError(f"the method's weights are not finite: those of {names or 'the global model'}")
         raise nonfinite.too_large(self.table, far, words)
 
+    def _median_of_others(self, results: list[Result]) -> None:
+        """What is not a parameter becomes the median over all clients"""
+        row = ranks.only(~self.table.layout.is_param)
+        self.access.ranked_means(self.table, ranks.means(ranks.median(self.K)), row, into=results)
+
+    def _rank(self, mean: RankedMean, clients: list[int]) -> Result:
+        """The model whose parameters are such a mean of these clients' values, element by element. What is not a
+        parameter becomes the median over all clients. One read."""
+        is_param, K = self.table.layout.is_param, self.K
+        if len(clients) == K:
+            both, row = ranks.means(mean, ranks.median(K)), np.where(is_param, 0, 1).astype(np.int32)
+            return self.access.ranked_means(self.table, both, row, self.out)[0]
+        part = self.table.part(clients)
+        results = self.access.ranked_means(part, ranks.means(mean), ranks.only(is_param), self.out)
+        self._median_of_others(results)
+        return results[0]
+
     def _without_data(self, table: Table, results: list[Result]) -> None:
         """Integers, of which a mix takes the maximum, as if the clients without data had not been there"""
         have = np.flatnonzero(self.shares > 0).tolist()
         if 0 < len(have) < self.K:
             rest = range(self.K, table.K)  # the global model, where it was mixed in
             table = dataclasses.replace(table, positions=None)  # it has none for the global model
-            self.access.coordinatewise(table.part([*have, *rest]), "maximum", results)
+            part = table.part([*have, *rest])
+            row = ranks.only(ranks.integers(part.layout))
+            self.access.ranked_means(part, ranks.means(ranks.maximum(part.K)), row, into=results)
 
 
 def _centred(table: Table, client: np.ndarray) -> Table:

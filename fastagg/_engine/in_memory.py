@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastagg._engine import elementwise, kernels, nonfinite, wide
+from fastagg._engine import kernels, nonfinite, wide
 from fastagg._engine import table as tables
 from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
@@ -59,8 +59,11 @@ class InMemory:
         nonfinite.check_gram(table, gram)
         return gram, results
 
-    def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
-        nonfinite.check_outputs(table, elementwise.combine_models(rule, table, results))
+    def ranked_means(
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
+        mixing: np.ndarray | None = None,
+    ) -> list[Result]:  # fmt: skip
+        return kernels.ranked_means_of(table, means, row, out, into=into, mixing=mixing)
 
     def wide_updates(
         self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray

@@ -1,4 +1,5 @@
-"""The kernels on a table of models: gram, mix, gram_mix, gram_times, by whichever backend serves the table's device."""
+"""The kernels on a table of models: gram, mix, gram_mix, gram_times, ranked_means, by whichever backend serves the
+table's device."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from fastagg._engine import backends, nonfinite
 from fastagg._engine.gram import Gram
 from fastagg._engine.outputs import allocate, check_out, finish, list_of
 from fastagg._engine.result import Result
-from fastagg._engine.table import Out, Table
+from fastagg._engine.table import Out, Table, as_tensor
 from fastagg._engine.unformed import UnformedGram
 
 
@@ -61,6 +62,29 @@ def gram_times_of(
     )
     nonfinite.check_outputs(table, marks)
     return columns.cpu(), [finish(table, t, o) for t, o in zip(tensors or [], outs, strict=True)]
+
+
+def ranked_means_of(
+    table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
+    mixing: np.ndarray | None = None, backend: str | None = None,
+) -> list[Result]:  # fmt: skip
+    """means [S, M, 3] as in reference.ranked_means; row [T] says which of the S each tensor takes, -1: none. Raises
+    where a client is not finite.
+
+    into   results of which the tensors with a row are replaced; all take the same mean if there is but one
+    """
+    M = means.shape[1]
+    tensors, outs = _outputs(table, M, out) if into is None else (_tensors_of(table, into), into)
+    marks = nonfinite.marks(table)
+    stats = np.broadcast_to(means, (len(means), len(tensors), 3))
+    backends.choose(table.device, backend).ranked_means(table, stats, row, tensors, marks, mixing)
+    nonfinite.check_outputs(table, marks)
+    return into or [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
+
+
+def _tensors_of(table: Table, results: list[Result]) -> list[list[torch.Tensor]]:
+    keys = table.layout.keys
+    return [[as_tensor(result[key], "the result", key).detach() for key in keys] for result in results]
 
 
 def unformed(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fastagg._engine.numerics import float64
+from fastagg._engine.ranks import RankedMean
 
 
 @dataclass(eq=False)
@@ -25,6 +26,8 @@ class Weights:
     others_for    which tensors these are, [T] bool; default: those that are not parameters
     only_used     clients of weight 0 are not read for the parameters; the Gram has shown that they are finite
     with_gram     compute the Gram in the same read as the sum: for weights that did not need it
+    ranked        the parameters are, element by element, this mean by rank of the clients with a positive weight, in
+                  place of the sum. Such clients must have equal weights
     about         what the result says besides, by name: result.gamma, result.angles, ... Of methods with a model per
                   cluster, "clusters" must be among them: the client ids of each model
     """
@@ -36,6 +39,7 @@ class Weights:
     others_for: np.ndarray | None = None
     only_used: bool = False
     with_gram: bool = False
+    ranked: RankedMean | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -72,6 +72,8 @@ class ServerOptimiser(GlobalAggregator):
         if self._method is None:
             return own
         *before, last = self._method.passes(layout, inputs)
+        if last == "ranks":
+            return (*before, last)
         return (*before, *(["gram"] if last == "gram_mix" else []), *own)
 
     def products(self) -> int:
@@ -89,14 +91,18 @@ class ServerOptimiser(GlobalAggregator):
             raise InputError(
                 f"{self.name}: the method of its weights takes other tensors for parameters; pass params= the model"
             )
-        wide = cohort.access.any(self.reads_twice(layout))
+        ranked = weights.ranked is not None
+        wide = not ranked and cohort.access.any(self.reads_twice(layout))
         try:
-            [result] = cohort.mix(weights if wide else _less_global(weights))
+            [result] = cohort.mix(weights if wide or ranked else _less_global(weights))
         except InputError as error:
             raise error if self._method is None else self._method.explain(cohort, error, **inputs)  # noqa: B904
         values = {t: as_tensor(result[key], "the result", key) for t, key in params}
-        deltas = cohort.wide_updates(weights) if wide else dict(values)
         with one_thread():
+            if ranked:
+                deltas = {t: _difference(value, table.global_model[t]) for t, value in values.items()}
+            else:
+                deltas = cohort.wide_updates(weights) if wide else dict(values)
             moments, found = self._advance_all(table, params, deltas, values)
         counts = np.abs(weights.values).reshape(-1, weights.values.shape[-1]).max(0)[: cohort.K] > 0
         clients = {k for t, _ in found for k in self._blamed(table, counts, t)}
@@ -242,6 +248,11 @@ class ServerOptimiser(GlobalAggregator):
         if moment == "v" and (value < 0).any():
             raise InputError(f"{where} has negative values")
         return value.detach().to(wide_dtype(value.dtype), copy=True)
+
+
+def _difference(value: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    dtype = wide_dtype(value.dtype)
+    return value.to(dtype) - g.detach().to(dtype)
 
 
 def _magnitude(tensor: torch.Tensor) -> float:

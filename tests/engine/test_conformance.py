@@ -88,6 +88,11 @@ class Watched(InMemory):
         self.read.append("times_mix" if mix else "times")
         return super().gram_times(*args, mix=mix)
 
+    def ranked_means(self, table, means, row, out=None, *, into=None, mixing=None):
+        if into is None:  # else: buffers
+            self.read.append("ranks")
+        return super().ranked_means(table, means, row, out, into=into, mixing=mixing)
+
     def wide_updates(self, *args):
         self.read.append("update")
         return super().wide_updates(*args)

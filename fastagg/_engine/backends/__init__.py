@@ -63,6 +63,16 @@ class Backend(Protocol):
         not_finite: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
+    def ranked_means(
+        self,
+        table: Table,
+        means: np.ndarray,
+        row: np.ndarray,
+        out: list[list[torch.Tensor]],
+        not_finite: torch.Tensor | None = None,
+        mixing: np.ndarray | None = None,
+    ) -> None: ...
+
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor: ...
 
 

@@ -60,6 +60,19 @@ def gram_times(
     return torch.from_numpy(products)
 
 
+def ranked_means(
+    table: Table, means: np.ndarray, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None, mixing: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    if mixing is not None:
+        mixing = np.hstack([mixing, 1 - mixing.sum(1, keepdims=True)])  # [R, K + 1]
+    _cpu.ranked_means(
+        *_inputs(table), None if table.center is None else table.center_address,
+        np.ascontiguousarray(means, dtype=np.int64), row, _addresses(out), _not_finite_array(table, not_finite), mixing,
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
     result = np.empty((rows, len(left), table.K))
     _cpu.dots(*_inputs(table), _addresses(left), row, result, torch.get_num_threads())

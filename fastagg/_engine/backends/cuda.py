@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from fastagg._engine.backends import plan
+from fastagg._engine.backends import plan, reference
 from fastagg._engine.table import Table
 
 MOST_FMA_ROWS = 65  # K = 64: with more rows tensor cores are the faster way, where they are fast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -108,3 +108,77 @@ def _f64(x: torch.Tensor) -> torch.Tensor:
 
 def _device(table: Table) -> torch.device:
     return torch.device("cpu") if table.device.type == "mps" else table.device
+
+
+def ranked_means(
+    table: Table, means: np.ndarray, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None, mixing: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """Means of the clients' values by their rank, element by element. With s_0 <= ... <= s_{K-1} the values of an
+    element, means[row[t], m] = (low, high, nearest) stands for
+
+        c = mean of s_low .. s_{high-1}, or the global model's element where low is high
+        nearest > 0: the mean of that many values nearest to c, of two equally near ones the lower
+
+    rounded once; a zero is +0. Of integers it is s_((low + high - 1) // 2), with the global model's element as c the
+    lower median. Tensors with row[t] < 0 are left alone.
+
+    mixing [R, K], if given: the values of an element are those of R models sum_k mixing[r, k] w_k + (1 - sum_k
+    mixing[r, k]) g, in float64; integers are the clients' own all the same.
+
+    not_finite [T] uint8, if given, is set to 1 where a client has a NaN or an infinity in that tensor.
+    """
+    for t in np.flatnonzero(row >= 0):
+        clients = [client[t] for client in table.clients]
+        stats = means[row[t]].tolist()  # [M][3]
+        if table.layout.dtypes[t] not in FLOATING:
+            values = torch.stack([x.view(torch.uint8) if x.dtype == torch.bool else x for x in clients]).sort(0).values
+            for target, (low, high, _) in zip(out, stats, strict=True):
+                target[t].copy_(values[integer_rank(low, high, table.K)])
+            continue
+        center = clients[0] if table.center is None else table.center[t]
+        at = 0
+        for g, w in _chunks(center, clients):
+            if not_finite is not None and not bool(torch.isfinite(w).all()):
+                not_finite[t] = 1
+            values = (w if mixing is None else _mixed(mixing, g, w)).sort(0).values  # [R, n]
+            for target, (low, high, nearest) in zip(out, stats, strict=True):
+                target[t].view(-1)[at : at + w.shape[1]] = _ranked_mean(values, g, low, high, nearest).to(target[t])
+            at += w.shape[1]
+
+
+def integer_rank(low: int, high: int, K: int) -> int:
+    return (low + high - 1) // 2 if high > low else (K - 1) // 2
+
+
+def _mixed(mixing: np.ndarray, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """[R, n], each added up client by client, the global model last where it has a part"""
+    rows = []
+    for weights in mixing.tolist():
+        total = torch.zeros_like(w[0])
+        for weight, values in zip(weights, w, strict=True):
+            total = total + weight * values
+        rest = 1 - float(sum(weights))
+        rows.append(total + rest * g if rest else total)
+    return torch.stack(rows)
+
+
+def _ranked_mean(s: torch.Tensor, g: torch.Tensor, low: int, high: int, nearest: int) -> torch.Tensor:
+    center = _mean_in_order(s[low:high]) if high > low else g
+    if nearest:
+        # The nearest are neighbours in s. The lowest `nearest` are it, unless the next above is nearer than the lowest
+        # of them, which then moves to that one's place; and so on.
+        chosen = list(s[:nearest])
+        for a in range(len(s) - nearest):
+            moves = s[a] / 2 + s[a + nearest] / 2 < center
+            chosen[a % nearest] = torch.where(moves, s[a + nearest], chosen[a % nearest])
+        center = _mean_in_order(chosen)
+    return center + 0.0
+
+
+def _mean_in_order(values: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+    total, scaled = torch.zeros_like(values[0]), torch.zeros_like(values[0])
+    for value in values:
+        total, scaled = total + value, scaled + value / len(values)
+    mean = total / len(values)
+    return torch.where(torch.isfinite(mean), mean, scaled)  # values near the end of float64

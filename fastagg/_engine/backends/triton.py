@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastagg._engine.backends import plan
+from fastagg._engine.backends import plan, reference
 from fastagg._engine.backends import triton_kernels as kernels
 from fastagg._engine.backends import triton_times as times
 from fastagg._engine.dtypes import DTYPE_CODE
@@ -119,6 +119,9 @@ def gram_times(
         return parts
     _launch(table, kernels.add_layers, grid[:1], parts, total, layers, size, ENTRIES=128, num_warps=4)
     return total
+
+
+ranked_means = reference.ranked_means
 
 
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:

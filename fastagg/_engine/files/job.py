@@ -242,9 +242,9 @@ class Job:
 
     def _slabs(self, kind: Pass, table: Table, written: int) -> int:
         """In how many pieces a pass reads the models"""
-        whole = kind in ("mix", "gram_mix", "times_mix")
+        whole = kind in ("mix", "gram_mix", "times_mix", "ranks")
         used = np.ones(table.T, bool) if whole else table.layout.gram_layer >= 0
-        models = table.K + (kind != "mix") + (written if whole else 0)
+        models = table.K + (kind not in ("mix", "ranks")) + (written if whole else 0)
         columns = {"gram": table.K + 1, "gram_mix": table.K + 1, "times": 3, "times_mix": 3}.get(kind, 0)
         return len(slabs_of(table, used, models, self.memory // 4, columns))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastagg._engine import backends, elementwise, kernels, nonfinite, wide
+from fastagg._engine import backends, kernels, nonfinite, wide
 from fastagg._engine import table as tables
 from fastagg._engine.checks import InputError
 from fastagg._engine.files import paging
@@ -147,18 +147,24 @@ class InFiles:
         nonfinite.check_gram(table, gram)
         return gram, outs.results()
 
-    def coordinatewise(self, table: Table, rule: str, results: list[Result]) -> None:
-        outs = SlabOutputs(table, results)
+    def ranked_means(
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
+        mixing: np.ndarray | None = None,
+    ) -> list[Result]:  # fmt: skip
+        outs = SlabOutputs(table, self.outputs(table, means.shape[1], len(means)) if into is None else into)
+        stats = np.broadcast_to(means, (len(means), len(outs.tensors), 3))
 
         def compute(slab: Slab) -> None:
-            clients = [Pieces(client, slab) for client in table.clients]
-            tensors = outs.of(slab)
-            for p, t in enumerate(slab.t.tolist()):
-                good = elementwise.combine(rule, [c[p] for c in clients], [out[p] for out in tensors])
-                outs.not_finite[t] |= not good
+            part, tensors = slab.of(table), outs.of(slab)
+            marks = not_finite_marks(part)
+            _kernels(table).ranked_means(part, stats, row[slab.t], tensors, marks, mixing)
+            outs.mark(slab, marks)
 
-        self._walk("buffers", table, elementwise.used_by(rule, table.layout), outs.tensors, compute)
+        center = None if mixing is None and (means[..., 1] > means[..., 0]).all() else 0
+        name = "buffers" if not (table.layout.is_param & (row >= 0)).any() else "ranks"
+        self._walk(name, table, row >= 0, outs.tensors, compute, center)
         nonfinite.check_outputs(table, outs.not_finite)
+        return into or outs.results()
 
     def wide_updates(
         self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
