@@ -53,6 +53,18 @@ def gram_times(
     not_finite: NDArray[np.uint8],
     threads: int,
 ) -> None: ...
+def ranked_means(
+    client: np.ndarray,
+    numel: np.ndarray,
+    dtype: np.ndarray,
+    center: np.ndarray | None,
+    means: np.ndarray,
+    row: np.ndarray,
+    out: np.ndarray,
+    not_finite: np.ndarray,
+    mixing: np.ndarray | None,
+    threads: int,
+) -> None: ...
 def dots(
     client: NDArray[np.int64],
     numel: NDArray[np.int64],

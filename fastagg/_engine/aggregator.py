@@ -154,8 +154,8 @@ class Aggregator(Generic[R]):
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         """The reads of the clients that a round makes, at least. "gram_mix" is both in one read; "update" is the
-        weighted update in more digits than 16-bit models have, "ranks" means by rank. Where a Gram is not formed, the engine makes "times",
-        its products with vectors, of "gram".
+        weighted update in more digits than 16-bit models have, "ranks" means by rank. Where a Gram is not formed, the
+        engine makes "times", its products with vectors, of "gram".
         """
         if self.reads == "ranks":
             return ("ranks",)

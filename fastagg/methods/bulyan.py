@@ -13,7 +13,18 @@ from typing import Annotated
 
 import numpy as np
 
-from fastagg.extend import Cohort, GlobalAggregator, InputError, Layout, Pass, Range, Weights, ranks, register
+from fastagg.extend import (
+    Cohort,
+    ExampleRound,
+    GlobalAggregator,
+    InputError,
+    Layout,
+    Pass,
+    Range,
+    Weights,
+    ranks,
+    register,
+)
 from fastagg.methods.krum import scores
 
 
@@ -37,6 +48,10 @@ class Bulyan(GlobalAggregator):
     @property
     def min_clients(self) -> int:
         return 4 * self.f + 3
+
+    @classmethod
+    def example_round(cls, K: int) -> ExampleRound:
+        return ExampleRound({"f": max((K - 4) // 4, 0)}, {})  # one of them may be left out
 
     def passes(self, layout: Layout, inputs: object) -> tuple[Pass, ...]:
         return ("gram", "ranks")

@@ -51,25 +51,8 @@ class Median(_ByRank):
         return ranks.median(K)
 
 
-class _Trimming(_ByRank):
-    """Of which f clients may be bad"""
-
-    f: Annotated[int, Range(0)] = 1
-
-    @property
-    def min_clients(self) -> int:
-        return 2 * self.f + 1
-
-    def check_clients(self, K: int) -> None:
-        if self.min_clients > K:
-            raise InputError(
-                f"{self.name}: f={self.f} needs more than 2 f = {2 * self.f} clients, got {K}; the largest f possible "
-                f"is {(K - 1) // 2}"
-            )
-
-
 @register
-class TrimmedMean(_Trimming):
+class TrimmedMean(_ByRank):
     """The mean of each element without its f lowest and f highest values.
 
     f       number of clients that may be faulty or malicious; requires K > 2 f
@@ -96,15 +79,22 @@ class TrimmedMean(_Trimming):
         return 1 if self.f is None else 2 * self.f + 1
 
     def mean(self, K: int) -> ranks.RankedMean:
-        if self.beta is not None:
-            return ranks.trimmed(K, int(np.floor(self.beta * K)))
-        assert self.f is not None
-        self.check_clients(K)
-        return ranks.trimmed(K, self.f)
+        f = int(self.beta * K) if self.f is None and self.beta is not None else self.f or 0
+        return ranks.trimmed(K, _checked(self.name, f, K))
+
+
+class _Nearest(_ByRank):
+    """Means of the values nearest to one that f clients cannot move far"""
+
+    f: Annotated[int, Range(0)] = 1
+
+    @property
+    def min_clients(self) -> int:
+        return 2 * self.f + 1
 
 
 @register
-class MeaMed(_Trimming):
+class MeaMed(_Nearest):
     """The mean of the K - f values of each element that are nearest to its median.
 
     f       number of clients that may be faulty or malicious; requires K > 2 f
@@ -117,12 +107,11 @@ class MeaMed(_Trimming):
     paper = "Xie et al., 2018 (arXiv:1802.10116)"
 
     def mean(self, K: int) -> ranks.RankedMean:
-        self.check_clients(K)
-        return ranks.median(K).around(K - self.f)
+        return ranks.median(K).around(K - _checked(self.name, self.f, K))
 
 
 @register
-class Phocas(_Trimming):
+class Phocas(_Nearest):
     """The mean of the K - f values of each element that are nearest to its trimmed mean.
 
     f       number of clients that may be faulty or malicious; requires K > 2 f
@@ -135,5 +124,13 @@ class Phocas(_Trimming):
     paper = "Xie et al., 2018 (arXiv:1805.09682)"
 
     def mean(self, K: int) -> ranks.RankedMean:
-        self.check_clients(K)
-        return ranks.trimmed(K, self.f).around(K - self.f)
+        f = _checked(self.name, self.f, K)
+        return ranks.trimmed(K, f).around(K - f)
+
+
+def _checked(name: str, f: int, K: int) -> int:
+    if 2 * f >= K:
+        raise InputError(
+            f"{name}: f={f} needs more than 2 f = {2 * f} clients, got {K}; the largest f possible is {(K - 1) // 2}"
+        )
+    return f

@@ -131,7 +131,7 @@ def test_reads_are_as_declared_if_no_gram_is_formed(name, more):
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_whole(name):
     cls = registry()[name]
-    assert cls.reads in ("weights", "products", "pairs", "models")
+    assert cls.reads in ("weights", "products", "pairs", "ranks", "models")
     assert cls.produces in ("global", "personalised", "clusters")
     options, inputs = cls.example_round(K)
     server = cls(**options)

@@ -142,6 +142,12 @@ class Kernels:
                 self._launch_mix(call, rest, place)
         return result
 
+    def ranked_means(
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: list[list[torch.Tensor]],
+        not_finite: torch.Tensor | None = None, mixing: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        reference.ranked_means(table, means, row, out, not_finite, mixing)
+
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
         address = np.concatenate([table.client_address, plan.addresses(left)], axis=1)  # [T, K + M]
         group = np.where(plan.is_floating(table.layout), row, -1)
@@ -268,4 +274,4 @@ except ImportError as error:
 else:
     _native = Kernels(_cuda)
     why_not, gram, mix, gram_mix = _native.why_not, _native.gram, _native.mix, _native.gram_mix
-    gram_times, dots = _native.gram_times, _native.dots
+    gram_times, ranked_means, dots = _native.gram_times, _native.ranked_means, _native.dots
