@@ -57,8 +57,11 @@ struct TimesPiece {
   double* squares;      // [M] of scale[m] u_m, added to
 };
 
-struct Comparator {
-  int32_t low, high;  // rows: the smaller value of each lane goes to the first, the larger to the second
+// A step of merging: the smaller value of each lane goes to the row named first. Of two rows both, or only one of the
+// results; or two layers of four rows (distances 2, 1), or three of eight (4, 2, 1).
+struct SortStep {
+  enum Kind : int32_t { both, lower, higher, four, eight } kind;
+  int32_t row[8];
 };
 constexpr int most_sorted = 32;         // rows that one network sorts
 constexpr int ranked_tile_bytes = 256;  // of a row, sorted before the next are looked at: 100 rows fit into 32 KB
@@ -69,30 +72,30 @@ struct RankedPiece {
   int32_t dtype;
   const void* const* client;  // [K]
   int64_t clients;
-  const void* center;    // null: nobody asks for it
-  const double* mixing;  // [R, K + 1], the last for the center; null: the clients are sorted themselves
-  int64_t rows;          // R, or K
-  int64_t groups;        // of at most most_sorted rows, row 0 to R in equal parts
-  const Comparator* comparators;  // that merge them
-  int64_t comparators_count;
+  const void* center;     // null: nobody asks for it
+  const double* mixing;   // [R, K + 1], the last for the center; null: the clients are sorted themselves
+  int64_t rows;           // R, or K
+  int64_t groups;         // of at most most_sorted rows, row 0 to R in equal parts
+  const SortStep* steps;  // that merge them
+  int64_t steps_count;
   const RankedMean* means;  // [M]
   int64_t outputs;          // M
   void* const* out;         // out[m * out_stride]
   int64_t out_stride;
   int64_t begin, count;
-  bool streaming;   // bypass the cache when storing
-  int64_t ahead;    // elements from here to what is asked of memory meanwhile
-  void* sorted;     // rows x ranked_tile_bytes; these four are 64-byte aligned
-  void* values;     // (clients + 1 + rows) x ranked_tile_bytes
-  void* unrounded;  // M x 4 x ranked_tile_bytes
-  const void** row; // [max(R, K + 1)]
+  bool streaming;    // bypass the cache when storing
+  int64_t ahead;     // elements from here to what is asked of memory meanwhile
+  void* sorted;      // rows x ranked_tile_bytes; these four are 64-byte aligned
+  void* values;      // (clients + 1 + rows) x ranked_tile_bytes
+  void* unrounded;   // M x 4 x ranked_tile_bytes
+  const void** row;  // [max(R, K + 1)]
 };
 
 struct Kernels {
   const char* name;
   void (*row_products)(const RowProducts&);
-  bool (*mix)(const MixChunk&);           // whether all that was stored is finite
-  bool (*gram_times)(const TimesPiece&);  // the same
+  bool (*mix)(const MixChunk&);              // whether all that was stored is finite
+  bool (*gram_times)(const TimesPiece&);     // the same
   bool (*ranked_means)(const RankedPiece&);  // whether all clients are finite
   uint64_t (*read)(const void* p, size_t bytes);
   double (*fma_peak)(int64_t iterations);

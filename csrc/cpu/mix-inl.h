@@ -2,9 +2,7 @@
 
 // Lanes whose magnitude is below the limit: all ones. Not NaN's.
 inline VU below(VF v, float limit) { return (VU)(bits<VF>(bits<VU>(v) & 0x7fffffffu) < VF{} + limit); }
-inline VU below(VD v, double limit) {
-  return (VU)(bits<VD>(bits<VL>(v) & 0x7fffffffffffffffull) < VD{} + limit);
-}
+inline VU below(VD v, double limit) { return (VU)(bits<VD>(bits<VL>(v) & 0x7fffffffffffffffull) < VD{} + limit); }
 inline bool all(VU mask) {
   uint32_t both = ~0u;
   for (int i = 0; i < lanes; ++i) both &= mask[i];

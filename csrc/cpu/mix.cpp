@@ -6,8 +6,6 @@
 namespace fastagg {
 namespace {
 
-
-
 template <class T> void maximum(const MixChunk& p) {
   for (int64_t e = p.begin; e < p.begin + p.count; ++e) {
     T largest, other;  // copied in and out: NumPy's arrays may lie at any address

@@ -92,9 +92,9 @@ template <class S> bool rank_tile(const RankedPiece& p, const Tile<S>& tile, int
     const int64_t first = p.rows * g / p.groups, end = p.rows * (g + 1) / p.groups;
     const SortGroup sort = group_sorter<S>(int(end - first));
     for (int c = 0; c < columns; ++c)
-      finite &= sort(tile.row + first, at + c * X::count, rows + first * T::columns + c, T::columns);
+      finite &= sort(tile.row + first, int(end - first), at + c * X::count, rows + first * T::columns + c, T::columns);
   }
-  apply<V, T::columns>(p.comparators, p.comparators_count, rows);
+  apply<V, T::columns>(p.steps, p.steps_count, rows);
   for (int64_t m = 0; m < p.outputs; ++m)
     for (int c = 0; c < columns; ++c) {
       VD mean[X::parts] = {};
@@ -139,9 +139,7 @@ template <class S> bool mix_tile(const RankedPiece& p, int64_t at, int64_t count
     VD acc[C] = {};
     for (int64_t k = 0; k <= p.clients; ++k) {
       const VD w = VD{} + p.mixing[r * (p.clients + 1) + k];
-      unroll<C>([&](auto c) INLINE_LAMBDA {
-        acc[c] = fma(load_raw<VD>(values + k * E + c * (lanes / 2)), w, acc[c]);
-      });
+      unroll<C>([&](auto c) INLINE_LAMBDA { acc[c] = fma(load_raw<VD>(values + k * E + c * (lanes / 2)), w, acc[c]); });
     }
     unroll<C>([&](auto c) INLINE_LAMBDA { store_raw(mixed + r * E + c * (lanes / 2), acc[c]); });
   }
@@ -191,7 +189,7 @@ template <class S> bool ranked(const RankedPiece& p) {
     } else {
       for (int64_t k = 0; k < p.clients; ++k)
         for (int b = 0; b < ranked_tile_bytes; b += 64)
-          __builtin_prefetch((const char*)((const S*)p.client[k] + at + p.ahead) + b);
+          __builtin_prefetch((const char*)((const S*)p.client[k] + at + p.ahead) + b, 0, 2);
     }
     finite &= rank_tile<S>(p, tile, from, n, means);
     for (int64_t m = 0; m < p.outputs; ++m) round_all((S*)p.out[m * p.out_stride] + at, means + m * E, n, stream);

@@ -88,7 +88,7 @@ inline VD widen(HalfVF v) { return __builtin_convertvector(v, VD); }
 
 // ---- 16-bit floats ----
 inline VF load_float(const float* p) { return load_raw<VF>(p); }
-inline VF load_float(const bf16* p) { return bits<VF>(__builtin_convertvector(load_raw<HalfVU>(p), VU) << 16); }
+inline VF to_float(bf16, HalfVU v) { return bits<VF>(__builtin_convertvector(v, VU) << 16); }
 inline void store_float(bf16* p, VF v) {  // to nearest, ties to even; NaN stays NaN
   VU u = bits<VU>(v);
   VU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -97,14 +97,14 @@ inline void store_float(bf16* p, VF v) {  // to nearest, ties to even; NaN stays
 }
 
 #if defined(__AVX512F__)
-inline VF load_float(const f16* p) { return (VF)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline VF to_float(f16, HalfVU v) { return (VF)_mm512_cvtph_ps((__m256i)v); }
 inline void store_float(f16* p, VF v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0)); }
 #elif defined(__AVX2__)
-inline VF load_float(const f16* p) { return (VF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+inline VF to_float(f16, HalfVU v) { return (VF)_mm256_cvtph_ps((__m128i)v); }
 inline void store_float(f16* p, VF v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0)); }
 #else
-inline VF load_float(const f16* p) {
-  VU h = __builtin_convertvector(load_raw<HalfVU>(p), VU);
+inline VF to_float(f16, HalfVU v) {
+  VU h = __builtin_convertvector(v, VU);
   VU magnitude = (h & 0x7fffu) << 13;
   VF scaled = bits<VF>(magnitude) * 0x1p112f;  // rebases the exponent, and makes subnormals exact
   VU special = magnitude | 0x7f800000u;        // infinity and NaN
@@ -120,6 +120,8 @@ inline void store_float(f16* p, VF v) {  // to nearest, ties to even
   store_raw(p, __builtin_convertvector(r | sign >> 16, HalfVU));
 }
 #endif
+
+template <class S> inline VF load_float(const S* p) { return to_float(S{}, load_raw<HalfVU>(p)); }
 
 // ---- sums over the lanes of four vectors, as float64 ----
 #if defined(__AVX2__)
