@@ -6,11 +6,17 @@ int main(int count, char** arguments) {
   const struct {
     const char* name;
     void (*run)();
-  } tests[] = {{"products", test::products},   {"mixing", test::mixing},
-               {"times", test::times},         {"conversions", test::conversions},
-               {"streaming", test::streaming}, {"threads", test::threads},
-               {"forking", test::forking},     {"interrupting", test::interrupting},
-               {"waking", test::waking},       {"glance", test::glance}};
+  } tests[] = {{"products", test::products},
+               {"mixing", test::mixing},
+               {"times", test::times},
+               {"ranking", test::ranking},
+               {"conversions", test::conversions},
+               {"streaming", test::streaming},
+               {"threads", test::threads},
+               {"forking", test::forking},
+               {"interrupting", test::interrupting},
+               {"waking", test::waking},
+               {"glance", test::glance}};
   for (const auto& t : tests)
     if (count == 2 && std::strcmp(arguments[1], t.name) == 0) {
       t.run();

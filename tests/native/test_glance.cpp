@@ -5,6 +5,7 @@
 namespace test {
 
 void glance() {
+  ranking_glance();
   std::vector<Shape> all;
   for (int32_t dtype = 0; dtype < DTYPES; ++dtype)
     for (int64_t n : {0, 1, 7, 33, 300}) all.push_back({dtype, n});

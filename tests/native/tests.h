@@ -3,9 +3,11 @@
 
 namespace test {
 
-void products();      // gram and dots: every size, number of clients and address
-void mixing();        // mix and gram_mix, likewise; maxima of integers, marks of what is not finite
-void times();         // gram_times, likewise
+void products();  // gram and dots: every size, number of clients and address
+void mixing();    // mix and gram_mix, likewise; maxima of integers, marks of what is not finite
+void times();     // gram_times, likewise
+void ranking();   // ranked_means, likewise
+void ranking_glance();
 void conversions();   // every 16-bit float
 void streaming();     // outputs stored past the cache
 void threads();       // the same bits for any number; many callers; calls within calls
