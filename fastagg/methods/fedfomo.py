@@ -4,8 +4,8 @@
     new model of client i = s_i + sum_n u_in / sum_m u_im (w_n - s_i)
 
 L_i is the loss on data of client i, best on such as it does not train on, s_i the model that it started the round from,
-w_n the model that client n has trained (its own is one of them). A gain per distance is what a step in that direction is worth to first order. The
-weights of a client sum to 1, so that s_i cancels.
+w_n the model that client n has trained (its own is one of them). A gain per distance is what a step in that direction
+is worth to first order. The weights of a client sum to 1, so that s_i cancels.
 """
 
 from __future__ import annotations

@@ -52,13 +52,13 @@ def losses(sim: Simulation, model: Model, clients: Sequence[int], *, held_out: b
     return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
 
 
-def _starts(sim: Simulation, present: list[int]) -> list[Model]:
-    return [sim.models[sim.model_of[k]] for k in present]
-
-
-def _start_losses(sim: Simulation, present: list[int], held_out: bool) -> list[float]:
-    starts = zip(present, _starts(sim, present), strict=True)
-    return [losses(sim, start, [k], held_out=held_out)[0] for k, start in starts]
+def _start_losses(sim: Simulation, present: list[int], held_out: bool) -> np.ndarray:
+    numbers = np.array([sim.model_of[k] for k in present])
+    found = np.empty(len(present))
+    for number in np.unique(numbers):
+        here = np.flatnonzero(numbers == number)
+        found[here] = losses(sim, sim.models[number], [present[i] for i in here], held_out=held_out)
+    return found
 
 
 def _cross_losses(sim: Simulation, present: list[int], updates: list[Update]) -> np.ndarray:
@@ -69,9 +69,9 @@ def _start_distances(sim: Simulation, present: list[int], updates: list[Update])
     """NaN for a model that is not finite, which is for the round itself to find"""
     finite = [n for n, u in enumerate(updates) if all(bool(torch.isfinite(v).all()) for v in u.model.values())]
     states, found = [updates[n].model for n in finite], np.full((len(present), len(updates)), np.nan)
-    for row, start in zip(found, _starts(sim, present), strict=True):
+    for row, k in zip(found, present, strict=True):
         if states:
-            row[finite] = fastagg.gram(start, states, params=sim.module).norms().numpy()
+            row[finite] = fastagg.gram(sim.models[sim.model_of[k]], states, params=sim.module).norms().numpy()
     return found
 
 

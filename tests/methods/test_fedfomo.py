@@ -111,7 +111,7 @@ def test_a_model_without_a_loss_is_taken_by_nobody(bad):
         assert result.mixing[:, 3].tolist() == [0] * 5
         broken = [dict(sd, **{"a.bias": sd["a.bias"] * bad}) if k == 3 else sd for k, sd in enumerate(clients)]
         distances[:, 3] = bad
-        with pytest.raises(fastagg.NonFiniteError, match="client 3: key 'a.bias'"):
+        with pytest.raises(fastagg.NonFiniteError, match=r"client 3: key 'a\.bias'"):
             fastagg.fedfomo(g, broken, losses=losses, start_losses=start_losses, **given)
         dropped = fastagg.fedfomo(g, broken, losses=losses, start_losses=start_losses, **given, on_bad_client="drop")
         assert list(dropped.dropped) == [3]
