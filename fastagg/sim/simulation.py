@@ -211,7 +211,7 @@ class Simulation:
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
         server = self.server
-        by_size_alone = server.reads == "weights" and not server.round_inputs and not server.needs_global
+        by_size_alone = server.reads == "weights" and not server.round_inputs
         plain = self.trainer.algorithm.equal and by_size_alone
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:

@@ -66,6 +66,20 @@ def test_equals_the_algorithm(dtype, rtol, q, lr, weighted, formed):
     assert result["bn.num_batches_tracked"] == max(int(sd["bn.num_batches_tracked"]) for sd in [g, *clients])
 
 
+@pytest.mark.parametrize("q", [0.1, 1.0, 2.5])
+def test_equals_flowers(q):
+    flower = pytest.importorskip("flwr.serverapp.strategy.qfedavg")
+    whole, others = cohort()
+    g, *clients = ({key: sd[key] for key in PARAMS} for sd in (whole, *others))
+    arrays = [[sd[key].numpy().copy() for key in PARAMS] for sd in (g, *clients)]  # which it writes to
+    found = [flower.compute_delta_and_h(arrays[0], w, q, 1 / 0.05, F) for w, F in zip(arrays[1:], LOSSES, strict=True)]
+    total = sum(h for _, h in found)
+    result = fastagg.qfedavg(g, clients, q=q, lr=0.05, weighted=False, start_losses=LOSSES)
+    for i, key in enumerate(PARAMS):
+        expected = arrays[0][i] - sum(delta[i] for delta, _ in found) / total
+        torch.testing.assert_close(result[key], torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_without_fairness_it_is_fedavg(dtype):
     g, clients = cohort(dtype=dtype)
