@@ -960,12 +960,14 @@ def fedfomo(
 ) -> Results:
     """One model per client: the models that do better on its data than the one it started from, by how much better.
 
-    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n
+    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n; NaN
+                   or infinite where the model has none
     start_losses   per round, required: [K], the loss on its data of the model that each client started from
     distances      per round: [K, K], how far client n's model is from the one that client i started from; default: from
                    the global model, which is right where all clients started from it
 
-    A client for which no model does better keeps the one it has trained. Sizes are checked but not used.
+    A model whose loss is not finite is taken by nobody; a client for which no model does better keeps the one it has
+    trained. Sizes are checked but not used.
 
     The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1).
 
