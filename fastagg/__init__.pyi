@@ -39,6 +39,7 @@ from fastagg.methods.fedawa import fedawa_objective as fedawa_objective
 from fastagg.methods.fedbe import FedBE as FedBE
 from fastagg.methods.feddf import FedDF as FedDF
 from fastagg.methods.feddisco import FedDisco as FedDisco
+from fastagg.methods.fedexp import FedExP as FedExP
 from fastagg.methods.fedfomo import FedFomo as FedFomo
 from fastagg.methods.fedlaw import FedLAW as FedLAW
 from fastagg.methods.fednova import FedNova as FedNova
@@ -55,6 +56,7 @@ from fastagg.methods.median import MeaMed as MeaMed
 from fastagg.methods.median import Median as Median
 from fastagg.methods.median import Phocas as Phocas
 from fastagg.methods.median import TrimmedMean as TrimmedMean
+from fastagg.methods.qfedavg import QFedAvg as QFedAvg
 from fastagg.methods.server_ft import ServerFT as ServerFT
 from fastagg.methods.simagg import SimAgg as SimAgg
 from fastagg.methods.simprox import SimProx as SimProx
@@ -604,6 +606,7 @@ def fedavgm(
     weights: str | Mapping[str, Any] | Aggregator[Any] | None = None,
     lr: float = 1.0,
     momentum: float = 0.9,
+    nesterov: bool = False,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -616,6 +619,8 @@ def fedavgm(
 
     lr          server learning rate; lr=1 with momentum=0 is FedAvg
     momentum    the fraction of m that is kept from one round to the next
+    nesterov    Nesterov's momentum, as torch.optim.SGD has it: the new model is g + lr (sum_k n_k d_k + momentum m).
+                DiLoCo's outer optimiser (Douillard et al., 2023), with lr=0.7 and momentum=0.9
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
@@ -941,6 +946,59 @@ def feddisco(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def fedexp(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    eps: float = 0.001,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """FedAvg with a longer server step: how much longer follows from the lengths of the updates and of their mean.
+
+    eps   added to the squared length of the mean update: keeps steps short where updates nearly cancel, or have become
+          small. It is in the units of squared updates, so tune it
+
+    The new model is g + server_lr sum_k weights_k (w_k - g): .weights are the data shares, .server_lr is the step, at
+    least 1. Buffers are the mean. Updates that cancel have no direction to go further in: their step is 1.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def fedfomo(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -959,12 +1017,14 @@ def fedfomo(
 ) -> Results:
     """One model per client: the models that do better on its data than the one it started from, by how much better.
 
-    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n
+    losses         per round, required: [K, K], the loss of client n's model on data of client i in row i, column n; NaN
+                   or infinite where the model has none
     start_losses   per round, required: [K], the loss on its data of the model that each client started from
     distances      per round: [K, K], how far client n's model is from the one that client i started from; default: from
                    the global model, which is right where all clients started from it
 
-    A client for which no model does better keeps the one it has trained. Sizes are checked but not used.
+    A model whose loss is not finite is taken by nobody; a client for which no model does better keeps the one it has
+    trained. Sizes are checked but not used.
 
     The result is a list of K state dicts in the order of the clients, with .mixing ([K, K], rows sum to 1).
 
@@ -1626,6 +1686,66 @@ def phocas(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def qfedavg(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    q: float = 0.2,
+    lr: float = 0.1,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    start_losses: PerClient,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """Weights that grow with a power of each client's loss, and a server step that follows from them.
+
+    q              how much fairness counts: the power of the loss. 0 is FedAvg; large values approach the minimax of
+                   the clients' losses
+    lr             1 / L of the paper: the learning rate of the clients, as tuned for q = 0. The simulator sets it
+    weighted       True: by data shares, the p_k of Eq. 2. False: as in Algorithm 2, where p_k is the probability that a
+                   client is drawn
+    start_losses   per round, required: [K], the loss of the global model on the data that each client trains on, >= 0
+
+    .weights are p_k F_k^q L / sum_j p_j h_j, which sum to 1 at most: the model is g + sum_k weights_k (w_k - g).
+    Buffers are averaged by the data shares, or equally.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def server_ft(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -2088,6 +2208,7 @@ def aggregator(
     weights: str | Mapping[str, Any] | Aggregator[Any] | None = None,
     lr: float = 1.0,
     momentum: float = 0.9,
+    nesterov: bool = False,
     params: Iterable[str] | torch.nn.Module | None = None,
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
@@ -2161,6 +2282,17 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> FedDisco: ...
+@overload
+def aggregator(
+    name: Literal["fedexp"],
+    *,
+    eps: float = 0.001,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FedExP: ...
 @overload
 def aggregator(
     name: Literal["fedfomo"],
@@ -2310,6 +2442,19 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> Phocas: ...
+@overload
+def aggregator(
+    name: Literal["qfedavg"],
+    *,
+    q: float = 0.2,
+    lr: float = 0.1,
+    weighted: bool = True,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> QFedAvg: ...
 @overload
 def aggregator(
     name: Literal["server_ft"],

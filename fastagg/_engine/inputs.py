@@ -31,15 +31,17 @@ class RoundInput:
     entry_dims     dimensions of one client's entry: 0 for a number, 1 for a row; None: either
     pairwise       a client's entry is a row of K numbers, one about each client in the order of the clients given
     low, above     every number is at least low, or more than above
+    finite         False: a number may also be NaN or infinite, and the method knows what that means
     not_all_zero   a client whose numbers are all zero is a bad client
     from_clients   clients may report it themselves, so frameworks read it from their replies, and a wrong entry makes a
                    bad client. False: the server provides it, and a wrong entry is an error
     kind           what it is to a program that has such things for any method: "labels" (label counts, or shares),
                    "entropies" (of the labels, in nats), "steps" (local steps), "proxy" (batches of proxy data),
-                   "cross_losses" (of all clients' models on each client's data), "start_losses" (of the model it
-                   started from), "start_distances" (of all clients' models from that one), "choices" (the number of the
-                   model it started from). The simulator supplies those that a method requires, by its class or by its
-                   options, and start_distances where clients started from different models.
+                   "cross_losses" (of all clients' models on data of each client that it does not train on, if it has
+                   some), "start_losses" (of the model it started from, on the same data), "train_losses" (of that
+                   model, on the data it trains on), "start_distances" (of all clients' models from that one), "choices"
+                   (the number of the model it started from). The simulator supplies those that a method requires, by
+                   its class or by its options, and start_distances where clients started from different models.
     """
 
     name: str
@@ -51,13 +53,16 @@ class RoundInput:
     pairwise: bool = False
     low: float | None = None
     above: float | None = None
+    finite: bool = True
     not_all_zero: bool = False
     from_clients: bool = True
     kind: str | None = None
 
     def expects(self) -> str:
         """One client's entry in words"""
-        numbers = "a finite number" if self.entry_dims == 0 else "finite numbers"
+        numbers = "a number" if self.entry_dims == 0 else "numbers"
+        if self.finite:
+            numbers = numbers.replace("number", "finite number")
         bound = f" >= {self.low:g}" if self.low is not None else f" > {self.above:g}" if self.above is not None else ""
         return numbers + bound + (", not all of them 0" if self.not_all_zero and self.entry_dims != 0 else "")
 
@@ -66,9 +71,9 @@ class RoundInput:
         return bool(
             entries.size
             and (self.entry_dims is None or entries.ndim == self.entry_dims + 1)
-            and np.isfinite(entries).all()
-            and (self.low is None or (entries >= self.low).all())
-            and (self.above is None or (entries > self.above).all())
+            and (not self.finite or np.isfinite(entries).all())
+            and (self.low is None or not (entries < self.low).any())
+            and (self.above is None or not (entries <= self.above).any())
             and (not self.not_all_zero or entries.reshape(len(entries), -1).any(1).all())
         )
 

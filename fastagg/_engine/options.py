@@ -54,9 +54,10 @@ def _whole(bound: float, rounded: Callable[[float], int]) -> float:
 
 @dataclass(frozen=True)
 class SetBy:
-    """The option describes the model, so a program that has the model sets it.
+    """The option describes the model or its training, so a program that has them sets it.
 
-    role   "module": the nn.Module; "head": the key of the output layer's weight; "progress": whether to show a bar
+    role   "module": the nn.Module; "head": the key of the output layer's weight; "lr": the clients' learning rate;
+           "progress": whether to show a bar
     """
 
     role: str

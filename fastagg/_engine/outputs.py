@@ -10,9 +10,8 @@ import torch
 
 from fastagg._engine import large_pages
 from fastagg._engine.checks import InputError
-from fastagg._engine.hints import prefix_hint
 from fastagg._engine.result import Result
-from fastagg._engine.table import StateDict, Table, as_tensor, check_memory, scan
+from fastagg._engine.table import Layout, StateDict, Table, extent, look_closer, scan
 
 
 def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
@@ -31,10 +30,11 @@ def check_out(table: Table, out: StateDict | Sequence[StateDict], outputs: int) 
     if len(outs) != outputs:
         raise InputError(f"out: {len(outs)} state dicts given, {outputs} needed")
     address = np.empty((table.T, outputs), dtype=np.int64)
-    scanned = scan(outs, table.layout, table.device, address)
-    for m, (row, odd) in enumerate(scanned):
-        _look_closer(table, outs[m], "out" if outputs == 1 else f"out[{m}]", row, odd, address[:, m])
-    tensors = [row for row, _ in scanned]
+    tensors, layout = [], table.layout
+    for m, scanned in enumerate(scan(outs, layout, table.device, address)):
+        who = "out" if outputs == 1 else f"out[{m}]"
+        tensors.append(look_closer(outs[m], layout, table.device, who, address[:, m], scanned))
+        _check_in_place(layout, outs[m], who, tensors[m], scanned[1])
     _check_overlap(table, address)
     _mark_written([tensor for row in tensors for tensor in row if not tensor.is_inference()])
     return tensors
@@ -53,43 +53,21 @@ def list_of(out: StateDict | Sequence[StateDict]) -> list[StateDict]:
     return [out] if isinstance(out, Mapping) else list(out)
 
 
-def _look_closer(
-    table: Table, sd: StateDict, who: str, row: list[Any], odd: Iterable[int], address: np.ndarray
-) -> None:  # fmt: skip
-    """Checks the tensors that the scan has not, and puts them into row, their addresses into address, both [T]"""
-    layout = table.layout
-    if len(sd) != table.T or (odd and any(key not in sd for key in layout.keys)):
-        wrong = next(iter(set(layout.keys) ^ set(sd)))
-        fault = "missing" if wrong in layout.keys else "not in the model"
-        raise InputError(f"{who}: key {wrong!r} is {fault}{prefix_hint(sd, layout.keys)}")
+def _check_in_place(layout: Layout, sd: StateDict, who: str, row: list[torch.Tensor], odd: Iterable[int]) -> None:
+    """That writing to row, [T], writes to the caller's own memory; odd are those that the scan has not recognised"""
     for t in odd:
-        key = layout.keys[t]
-        if not isinstance(sd[key], torch.Tensor | np.ndarray):
-            raise InputError(f"{who}: key {key!r} is a {type(sd[key]).__name__}, expected a tensor or array")
-        if isinstance(sd[key], np.ndarray) and not sd[key].flags.writeable:
+        key, value = layout.keys[t], sd[layout.keys[t]]
+        if isinstance(value, np.generic):
+            raise InputError(f"{who}: key {key!r} is a {type(value).__name__}, expected a tensor or array")
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise InputError(f"{who}: key {key!r} is a read-only array")
-        if isinstance(sd[key], np.ndarray) and not (sd[key].flags.c_contiguous and sd[key].dtype.isnative):
+        if row[t].numel() and extent(value) != extent(row[t]):  # it had to be copied
             raise InputError(f"{who}: key {key!r} is not contiguous, or not of this machine's byte order")
-        tensor = as_tensor(sd[key], who, key)
-        found = (tuple(tensor.shape), tensor.dtype, tensor.device)
-        expected = (layout.shapes[t], layout.dtypes[t], table.device)
-        if found != expected:
-            raise InputError(f"{who}: key {key!r} is {_form(found)}, expected {_form(expected)}")
-        check_memory(tensor, who, key)
-        if not tensor.is_contiguous() or tensor.is_neg():
-            raise InputError(f"{who}: key {key!r} is not contiguous")
-        address[t] = tensor.data_ptr()
-        row[t] = tensor
     for t, tensor in enumerate(row):
         if tensor.requires_grad:
             raise InputError(
                 f"{who}: key {layout.keys[t]!r} requires grad; pass a former result, not a model's parameters"
             )
-
-
-def _form(form: tuple) -> str:
-    shape, dtype, device = form
-    return f"{dtype} {shape} on {device}"
 
 
 _apart: set[tuple] = set()  # calls, by their addresses, whose outputs are known to overlap nothing

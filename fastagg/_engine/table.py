@@ -224,7 +224,7 @@ def build(
         center, center_address = seen
     elif global_sd is not None:
         [scanned] = scan([global_sd], layout, device, center_address)
-        center = _look_closer(global_sd, layout, device, who, center_address[:, 0], scanned, other_inputs)
+        center = look_closer(global_sd, layout, device, who, center_address[:, 0], scanned, other_inputs)
     clients, fits, given = [], [], tuple(some)
     client_address = np.empty((T, len(given)), dtype=np.int64)
     all_scanned = scan([models[k] for k in given], layout, device, client_address)
@@ -232,7 +232,7 @@ def build(
         if scanned[1] or len(models[k]) != T:
             name = client_name(k, client_ids)
             try:
-                _look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs)
+                look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs)
             except InputError as error:
                 for value in models[k].values():  # it may be anything, and is an input all the same
                     with suppress(TypeError, ValueError, RuntimeError):
@@ -331,8 +331,8 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
     return tensors, tuple(not isinstance(value, torch.Tensor) for value in sd.values())
 
 
-def _look_closer(
-    sd: dict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list
+def look_closer(
+    sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list | None = None
 ) -> list:
     """The tensors of one model in the layout's order, checked where the scan left that; their addresses go to address,
     [T]. Where the caller's own memory is not the one read, it is added to others."""
@@ -344,7 +344,7 @@ def _look_closer(
         given = as_tensor(sd[key], who, key)
         tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
         address[t] = tensors[t].data_ptr()
-        if tensors[t] is not sd[key]:
+        if others is not None and tensors[t] is not sd[key]:
             others.append(extent(sd[key]))
     if len(sd) != len(layout.keys):
         known = set(layout.keys)

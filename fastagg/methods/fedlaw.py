@@ -83,18 +83,20 @@ class FedLAW(CountsRounds):
         if self.loss is not None and not callable(self.loss):
             raise ValueError(f"fedlaw: loss={self.loss!r}; expected a function of (output, target)")
 
-    @property
-    def stopped(self) -> bool:
-        return self.stop_after is not None and self.state >= self.stop_after
+    def has_stopped(self, rounds: int) -> bool:
+        """Whether it learns no more after this many rounds"""
+        return self.stop_after is not None and rounds >= self.stop_after
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
-        return ("gram_mix",) if self.stopped else ("gram_mix", "mix")  # and two in every step on proxy data
+        return (
+            ("gram_mix",) if self.has_stopped(self.state) else ("gram_mix", "mix")
+        )  # and two in every step on proxy data
 
     def weigh(self, cohort: Cohort, proxy: Any) -> Weights:
         self.check_round(cohort, proxy)
         rounds, table = cohort.state, cohort.table
         cohort.state = rounds + 1
-        if self.stop_after is not None and rounds >= self.stop_after:
+        if self.has_stopped(rounds):
             return Weights(cohort.shares, with_gram=True, about={"gamma": 1.0, "losses": []})
         with torch.inference_mode(False), torch.enable_grad():
             [start] = cohort.mix(Weights(cohort.shares, with_gram=True), fresh=True)

@@ -2,6 +2,7 @@
 
     delta = sum_k n_k d_k
     FedAvgM      m = momentum m + delta,                              x = g + lr m
+      nesterov   the same m,                                          x = g + lr (delta + momentum m)
     the others   m = beta1 m + (1 - beta1) delta,                     x = g + lr m / (sqrt(v) + tau)
     FedAdam      v = beta2 v + (1 - beta2) delta^2
     FedYogi      v = v - (1 - beta2) delta^2 sign(v - delta^2)
@@ -32,6 +33,8 @@ class FedAvgM(ServerOptimiser):
 
     lr          server learning rate; lr=1 with momentum=0 is FedAvg
     momentum    the fraction of m that is kept from one round to the next
+    nesterov    Nesterov's momentum, as torch.optim.SGD has it: the new model is g + lr (sum_k n_k d_k + momentum m).
+                DiLoCo's outer optimiser (Douillard et al., 2023), with lr=0.7 and momentum=0.9
     weights     the method that computes the clients' weights: its name, {"method": name, option: value}, or an
                 aggregator; the step is then taken from its aggregate. Default: the data shares
 
@@ -44,13 +47,14 @@ class FedAvgM(ServerOptimiser):
 
     lr: LearningRate = 1.0
     momentum: Decay = 0.9
+    nesterov: bool = False
 
     def _is_fedavg(self) -> bool:
         return self.lr == 1 and self.momentum == 0
 
     def _step(self, delta: torch.Tensor, m: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, float]:
         m = torch.add(delta, m, alpha=self.momentum)
-        return [m], m, self.lr
+        return [m], torch.add(delta, m, alpha=self.momentum) if self.nesterov else m, self.lr
 
 
 class _Adaptive(ServerOptimiser):

@@ -76,4 +76,5 @@ def split(
         proxy=np.concatenate([here[part.proxy] for part, here in zip(parts, rows, strict=True)]),
         labels=labels,
         counts=np.concatenate([part.counts for part in parts]),
+        held_out=[here[r] for part, here in zip(parts, rows, strict=True) for r in part.held_out],
     )

@@ -31,6 +31,7 @@ class Partition:
     proxy: np.ndarray  # int64: training samples that the server keeps, of no client
     labels: np.ndarray  # [N] int64: the training labels as the clients see them
     counts: np.ndarray  # [K, C] int64: samples per client and true class
+    held_out: list[np.ndarray]  # per client, as train: its samples that it does not train on; empty if train_share is 1
 
 
 def make(
@@ -113,6 +114,7 @@ def make(
             np.sort(np.concatenate([i[e - m : e] for i, m, e in zip(by_class, *row, strict=True)]))
             for row in zip(counts, ends, strict=True)
         ]
+    whole = train
     if train_share < 1:
         train = [np.sort(shorten.permutation(rows)[: max(1, round(train_share * len(rows)))]) for rows in train]
     counts = np.stack([np.bincount(y[rows], minlength=classes) for rows in train])
@@ -120,8 +122,9 @@ def make(
         train=train,
         test=shares_of_test(test_y, counts, min_size, choose_test),
         proxy=proxy_rows(by_class, kept, proxy_split),
-        labels=swapped(y, train, counts, corrupted, corrupt),
+        labels=swapped(y, whole, counts, corrupted, corrupt),
         counts=counts,
+        held_out=[np.setdiff1d(rows, used) for rows, used in zip(whole, train, strict=True)],
     )
 
 
@@ -380,14 +383,14 @@ def shares_of_test(test_y: np.ndarray, counts: np.ndarray, least: int, rng: np.r
 
 
 def swapped(
-    y: np.ndarray, train: list[np.ndarray], counts: np.ndarray, corrupted: float, rng: np.random.Generator
+    y: np.ndarray, parts: list[np.ndarray], counts: np.ndarray, corrupted: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Labels in which, for each corrupted client, two of its classes are exchanged (if it has one, that and any)"""
     labels = y.copy()
-    number = max(1, int(corrupted * len(train) + 0.5)) if corrupted > 0 else 0
-    for k in rng.permutation(len(train))[:number]:
+    number = max(1, int(corrupted * len(parts) + 0.5)) if corrupted > 0 else 0
+    for k in rng.permutation(len(parts))[:number]:
         own, foreign = (rng.permutation(np.flatnonzero(mask)) for mask in (counts[k] > 0, counts[k] == 0))
         a, b = np.concatenate([own, foreign])[:2]
-        mine = y[train[k]]
-        labels[train[k]] = np.where(mine == a, b, np.where(mine == b, a, mine))
+        mine = y[parts[k]]
+        labels[parts[k]] = np.where(mine == a, b, np.where(mine == b, a, mine))
     return labels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ import torch
 
 import fastagg
 from fastagg._engine.distributed.peers import Peers
-from fastagg.sim import attack, data, models, partition, ranks
+from fastagg.sim import attack, data, models, ranks, supplied
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
 from fastagg.sim.objects import Own
@@ -26,11 +25,6 @@ from fastagg.sim.train import Job, Trainer, Update
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
 SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS = range(7)
-PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
-# Of round inputs that a simulation can supply; see fastagg.extend.RoundInput
-KINDS = (
-    "labels", "entropies", "steps", "proxy", "cross_losses", "start_losses", "start_distances", "choices",
-)  # fmt: skip
 
 
 class Simulation:
@@ -59,12 +53,12 @@ class Simulation:
         self.metric = own.get(o, "metric")
         self.trainer = Trainer(self.module, d.x, self.labels, local, head=self.head, batched=o.batched)
         check_combination(self.trainer.algorithm, o.method, cls.produces)
-        by_role = {"module": self.module, "head": self.head, "progress": False}
+        by_role = {"module": self.module, "head": self.head, "lr": o.lr, "progress": False}
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
         self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
         if peers is not None:
-            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(self.supplied(), ()))
+            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(supplied.needed(self), ()))
             self.server.group = peers.group
         self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
@@ -175,7 +169,7 @@ class Simulation:
         with warnings.catch_warnings():  # those who have not trained yet have one model together
             warnings.filterwarnings("ignore", ".* are the same tensors")
             before = starts[0] if not self.personal else dict(fastagg.fedavg(None, starts))
-        result = self.merged(before, present, updates, self.round_inputs(present, updates))
+        result = self.merged(before, present, updates, supplied.round_inputs(self, present, updates))
         if self.personal:
             if len(self.models) == 1:  # from now on each client has its own
                 self.models, self.model_of = self.models * self.options.clients, list(range(self.options.clients))
@@ -206,7 +200,7 @@ class Simulation:
             here = [i for i, k in enumerate(present) if self.model_of[k] == number]
             ids, model = [present[i] for i in here], self.models[number]
             mine = [updates[i] for i in here]
-            result = self.merged(model, ids, mine, self.round_inputs(ids, mine))
+            result = self.merged(model, ids, mine, supplied.round_inputs(self, ids, mine))
             self.remember([(k, u) for k, u in zip(ids, mine, strict=True) if k not in result.dropped])
             for n, (members, new) in enumerate(zip(result.clusters, result, strict=True)):
                 place = number if n == 0 else len(self.models)
@@ -217,68 +211,17 @@ class Simulation:
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
         server = self.server
-        by_size_alone = server.reads == "weights" and not server.round_inputs and not server.needs_global
+        by_size_alone = server.reads == "weights" and not server.round_inputs
         plain = self.trainer.algorithm.equal and by_size_alone
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:
             return ranks.aggregate(self.peers, self.server, before, ids, sizes, updates, info)
         return self.server.aggregate(before, [u.model for u in updates], sizes, client_ids=ids, **info)
 
-    def supplied(self) -> list[str]:
-        """The inputs of a round that the method requires, all of which the simulator has to supply; and distances from
-        where clients started, which a method can only guess"""
-        needed = [spec for spec in self.server.round_inputs if spec.required or spec.kind == "start_distances"]
-        for spec in needed:
-            if spec.kind not in KINDS:
-                raise ValueError(
-                    f"sim: {self.options.method} needs {spec.name}, which the simulator does not have: its kind is "
-                    f"{spec.kind!r}, expected one of {', '.join(map(repr, KINDS))} (see fastagg.extend.RoundInput)"
-                )
-        return [spec.name for spec in needed]
-
-    def round_inputs(self, present: list[int], updates: list[Update]) -> dict[str, Any]:
-        """What the method requires besides models and sizes"""
-        needed = self.supplied()
-        kinds = {spec.name: spec.kind for spec in self.server.round_inputs if spec.name in needed}
-        return {name: self.supply(kind, present, updates) for name, kind in kinds.items()}
-
-    def supply(self, kind: str, present: list[int], updates: list[Update]) -> Any:
-        if kind == "labels":
-            return self.parts.counts[present]
-        if kind == "entropies":
-            return partition.label_entropies(self.parts.counts[present])
-        if kind == "steps":
-            return [u.steps for u in updates]
-        if kind == "choices":
-            return [self.model_of[k] for k in present]
-        starts = [self.models[self.model_of[k]] for k in present]
-        if kind == "cross_losses":
-            return np.stack([self.losses(u.model, present) for u in updates], axis=1)
-        if kind == "start_losses":
-            return [self.losses(start, [k])[0] for k, start in zip(present, starts, strict=True)]
-        if kind == "start_distances":
-            states = [u.model for u in updates]
-            return np.stack([fastagg.gram(start, states, params=self.module).norms().numpy() for start in starts])
-        x, y = self.proxy
-        if not len(x):
-            raise ValueError(
-                f"sim: {self.options.method} learns on samples of the server; give it some: proxy=100, proxy_from=test"
-            )
-        parts = -(-len(x) // PROXY_BATCH)
-        return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
-
-    def losses(self, state: dict[str, torch.Tensor], clients: Sequence[int]) -> np.ndarray:
-        """The mean loss of a model on each client's training data, [clients]; the largest number where it is none"""
-        rows = np.concatenate([self.parts.train[k] for k in clients])
-        seen = self.outcomes(state, self.data.x[rows], self.labels[rows])
-        ends = np.cumsum([0, *self.sizes(list(clients))])
-        means = np.array([seen.of(np.arange(a, b))[1] for a, b in itertools.pairwise(ends)])
-        return np.where(np.isfinite(means), means, np.finfo(np.float64).max)
-
     def choose_models(self, clients: Sequence[int]) -> None:
         """Each of these takes the model with the least loss on its data, if it is for clients to choose (IFCA)"""
         if any(spec.kind == "choices" for spec in self.server.round_inputs):
-            best = np.argmin([self.losses(model, clients) for model in self.models], axis=0)
+            best = np.argmin([supplied.losses(self, model, clients) for model in self.models], axis=0)
             for k, number in zip(clients, best.tolist(), strict=True):
                 self.model_of[k] = number
 

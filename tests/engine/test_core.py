@@ -140,13 +140,34 @@ def test_out_next_to_an_input_is_fine(cohort):
 BAD_OUT = {
     "missing": (lambda o: o.pop("b.weight"), "out: key 'b.weight' is missing"),
     "extra": (lambda o: o.update(x=torch.ones(1)), "out: key 'x' is not in the model"),
-    "shape": (lambda o: o.update({"b.weight": torch.ones(1, 7)}), "out: key 'b.weight' is torch.float32 (1, 7)"),
-    "dtype": (lambda o: o.update({"b.weight": torch.ones(7).double()}), "expected torch.float32 (7,) on cpu"),
+    "shape": (
+        lambda o: o.update({"b.weight": torch.ones(1, 7)}),
+        "out: key 'b.weight' has shape (1, 7), expected (7,)",
+    ),
+    "dtype": (
+        lambda o: o.update({"b.weight": torch.ones(7).double()}),
+        "has dtype torch.float64, expected torch.float32",
+    ),
     "strides": (lambda o: o.update({"b.weight": torch.ones(14)[::2]}), "out: key 'b.weight' is not contiguous"),
+    "negative": (
+        lambda o: o.update({"b.weight": torch.ones(7, dtype=torch.cfloat).conj().imag}),
+        "out: key 'b.weight' is not contiguous",
+    ),
+    "byte order": (lambda o: o.update({"b.weight": np.ones(7, np.dtype(np.float32).newbyteorder())}), "byte order"),
+    "no tensor": (
+        lambda o: o.update({"b.weight": [1.0] * 7}),
+        "out: key 'b.weight' is a list, expected a torch tensor",
+    ),
     "grad": (lambda o: o.update({"b.weight": torch.ones(7, requires_grad=True)}), "requires grad"),
     "read-only": (lambda o: o.update({"b.weight": np.frombuffer(bytes(28), np.float32)}), "read-only"),
     "itself": (lambda o: o.update({"b.weight": o["a.bias"][:7]}), "two of its tensors share memory"),
 }
+
+
+def test_a_number_cannot_be_written_to():
+    models = [{"c": torch.tensor(float(k))} for k in range(3)]
+    with pytest.raises(fastagg.InputError, match="out: key 'c' is a float32, expected a tensor or array"):
+        fastagg.fedavg(None, models, out={"c": np.float32(1)})
 
 
 @pytest.mark.parametrize("case", BAD_OUT)

@@ -483,7 +483,7 @@ def test_a_subclass_that_lies_about_its_shape(scan, position):
     clients[position]["w"] = small
     with pytest.raises(fastagg.InputError, match=r"client 1: key 'w' has shape \(\d+,\), expected \(\d+,\)"):
         fastagg.mix(clients, [0.5, 0.5])
-    with pytest.raises(fastagg.InputError, match=r"out: key 'w' is torch.float32 \(8,\)"):
+    with pytest.raises(fastagg.InputError, match=r"out: key 'w' has shape \(8,\), expected"):
         fastagg.mix([{"w": big}], [1.0], out={"w": small})
     alone = fastagg.mix([{"w": small}], [0.5])["w"]  # is taken for what it is
     assert type(alone) is torch.Tensor

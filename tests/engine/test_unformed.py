@@ -15,7 +15,7 @@ from fastagg._engine import forming, rounds
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, flat, make
-from helpers.every_method import IDS, OPTIONS, K, cohort, round_inputs
+from helpers.every_method import IDS, OPTIONS, K, cohort, round_inputs, some_of
 from helpers.forming import never_formed
 from helpers.model_files import load_model, read_round, write_round
 
@@ -67,14 +67,21 @@ def test_every_method_gives_the_same_answer(name, options, dtype, close):
         assert torch.equal(a.gram.numel, b.gram.numel)
 
 
+def part_of_a_round(server, g, clients, order):
+    """Of some clients, in this order"""
+    inputs = some_of(server.name, round_inputs(server.name), order)
+    return server.aggregate(
+        g, [clients[k] for k in order], [SIZES[k] for k in order], [IDS[k] for k in order], **inputs
+    )
+
+
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_the_order_of_clients_does_not_change_the_bits(name, options):
     order = [3, 0, 6, 2, 5, 1, 4]
     g, clients = cohort()
     with never_formed():
         a, b = (fastagg.aggregator(name, **OPTIONS[name], **options) for _ in range(2))
-        one = a.aggregate(g, clients, SIZES, IDS)
-        other = b.aggregate(g, [clients[k] for k in order], [SIZES[k] for k in order], [IDS[k] for k in order])
+        one, other = part_of_a_round(a, g, clients, range(K)), part_of_a_round(b, g, clients, order)
     assert_same_bits(one, other)
     assert torch.equal(one.weights[..., order], other.weights)
     assert torch.equal(one.gram.norms()[..., order], other.gram.norms())
@@ -88,9 +95,8 @@ def test_dropped_clients_are_as_if_they_had_not_been_there(name, options):
     with never_formed():
         a, b = (fastagg.aggregator(name, **OPTIONS[name], **options, on_bad_client=bad) for bad in ("drop", "raise"))
         with pytest.raises(fastagg.NonFiniteError, match=r"id 'a'.*'fc.weight'"):
-            b.aggregate(g, clients, SIZES, IDS)
-        dropped = a.aggregate(g, clients, SIZES, IDS)
-        without = b.aggregate(g, [clients[k] for k in here], [SIZES[k] for k in here], [IDS[k] for k in here])
+            part_of_a_round(b, g, clients, range(K))
+        dropped, without = part_of_a_round(a, g, clients, range(K)), part_of_a_round(b, g, clients, here)
     assert_same_bits(dropped, without)
     assert list(dropped.dropped) == ["a"]
     assert dropped.gram.absent == (2,)
@@ -105,15 +111,15 @@ def test_files_give_the_bits_of_memory(name, options, tmp_path):
     g, clients = make(5, {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,)})
     center, paths = write_round(tmp_path / "in", g, clients)
     g, clients = read_round(center, paths)
-    ids = [f"c{k}" for k in range(5)]
+    ids, inputs, out = [f"c{k}" for k in range(5)], round_inputs(name, 5), tmp_path / "o.safetensors"
     with never_formed():
-        expected = fastagg.aggregator(name, **options).aggregate(g, clients, client_ids=ids)
+        expected = fastagg.aggregator(name, **options).aggregate(g, clients, client_ids=ids, **inputs)
         for memory in (8_000_000, 10**9):
-            found = fastagg.aggregate_files(name, center, paths, tmp_path / "o.safetensors", memory=memory, **options)
+            found = fastagg.aggregate_files(name, center, paths, out, memory=memory, **inputs, **options)
             assert not found.gram.formed
             assert torch.equal(found.weights, expected.weights)
             assert torch.equal(found.gram.squares, expected.gram.squares)
-            assert_same_bits(load_model(tmp_path / "o.safetensors"), dict(expected))
+            assert_same_bits(load_model(out), dict(expected))
 
 
 @pytest.mark.parametrize("layerwise", [False, True])

@@ -100,6 +100,29 @@ def test_rows_and_columns_follow_the_clients():
     assert dropped[1] is None
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_model_without_a_loss_is_taken_by_nobody(bad):
+    """Others cannot evaluate a model that is not finite: that is no fault of theirs, and of no consequence to them"""
+    g, clients, losses, start_losses = a_round()
+    distances = np.ones((5, 5))
+    for given in ({}, {"distances": distances}):
+        losses[:, 3] = bad
+        result = fastagg.fedfomo(g, clients, losses=losses, start_losses=start_losses, **given)
+        assert result.mixing[:, 3].tolist() == [0] * 5
+        broken = [dict(sd, **{"a.bias": sd["a.bias"] * bad}) if k == 3 else sd for k, sd in enumerate(clients)]
+        distances[:, 3] = bad
+        with pytest.raises(fastagg.NonFiniteError, match=r"client 3: key 'a\.bias'"):
+            fastagg.fedfomo(g, broken, losses=losses, start_losses=start_losses, **given)
+        dropped = fastagg.fedfomo(g, broken, losses=losses, start_losses=start_losses, **given, on_bad_client="drop")
+        assert list(dropped.dropped) == [3]
+        rest = [0, 1, 2, 4]
+        some = {name: value[np.ix_(rest, rest)] for name, value in given.items()}
+        alone = fastagg.fedfomo(
+            g, [clients[k] for k in rest], losses=losses[np.ix_(rest, rest)], start_losses=start_losses[rest], **some
+        )
+        assert torch.equal(dropped.mixing[rest][:, rest], alone.mixing)
+
+
 def test_extreme_numbers():
     huge = np.finfo(np.float64).max
     start, eye = np.array([1.0, huge, 1.0]), np.eye(3)
@@ -121,7 +144,7 @@ def test_bad_input():
         ({"losses": losses}, "fedfomo needs start_losses: the loss of the model that each client started from"),
         ({"losses": losses[:, :3], "start_losses": start_losses}, r"losses have shape \(5, 3\), expected \(5, 5\)"),
         ({"losses": losses[:3], "start_losses": start_losses}, r"losses have shape \(3, 5\)"),
-        ({"losses": losses * np.nan, "start_losses": start_losses}, "client 0: its entry in losses is"),
+        ({"losses": losses, "start_losses": start_losses * np.nan}, "client 0: its entry in start_losses is nan"),
         ({"losses": losses, "start_losses": start_losses, "distances": -losses}, "its entry in distances is"),
     ):
         with pytest.raises(fastagg.InputError, match=words):

@@ -42,7 +42,7 @@ def naive(cls, options, memory, g, clients, sizes):
         if cls is FedAvgM:
             m = o.momentum * memory.get(i, 0.0) + delta
             memory[i] = m
-            new.append(x[i] + o.lr * m)
+            new.append(x[i] + o.lr * (delta + o.momentum * m if vars(o).get("nesterov") else m))
             continue
         m, v = memory.get(i, (0.0, o.tau**2))
         m = o.beta1 * m + (1 - o.beta1) * delta
@@ -60,6 +60,7 @@ def naive(cls, options, memory, g, clients, sizes):
 OPTIONS = [
     (FedAvgM, {"lr": 1.0, "momentum": 0.9}),
     (FedAvgM, {"lr": 0.3, "momentum": 0.5}),
+    (FedAvgM, {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
     (FedAdam, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
     (FedAdam, {"lr": 0.3, "beta1": 0.2, "beta2": 0.6, "tau": 0.05}),
     (FedYogi, {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
@@ -94,6 +95,25 @@ def test_equals_the_recurrence_over_rounds(cls, options, dtype):
         assert list(result) == list(g)
         assert all(result[key].dtype == g[key].dtype for key in g)
         g = dict(result)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)
+def test_momentum_is_that_of_torch(dtype, tolerance, nesterov):
+    """DiLoCo: torch's SGD on the mean of g - w_k as its gradient; the outer lr 0.7 and momentum 0.9 are the paper's"""
+    g, _ = cohort(dtype=dtype)
+    parameters = {key: torch.nn.Parameter(g[key].clone()) for key in PARAMS}
+    outer = torch.optim.SGD(parameters.values(), lr=0.7, momentum=0.9, nesterov=nesterov)
+    server = FedAvgM(lr=0.7, momentum=0.9, nesterov=nesterov)
+    for t in range(5):
+        start, others = cohort(dtype=dtype, seed=t, scale=0.1)
+        clients = [{k: g[k] + (sd[k] - start[k]) if k in PARAMS else sd[k] for k in sd} for sd in others]
+        for key, parameter in parameters.items():
+            parameter.grad = sum(g[key] - sd[key] for sd in clients) / len(clients)
+        outer.step()
+        g = dict(server.aggregate(g, clients))
+        for key, parameter in parameters.items():
+            torch.testing.assert_close(g[key], parameter.data, rtol=tolerance, atol=tolerance)
 
 
 def test_defaults_are_the_papers():
@@ -136,10 +156,11 @@ def test_a_sixteen_bit_update_is_summed_up_piece_by_piece(monkeypatch):
         assert_same_bits(pieces.state_dict()[moment], whole.state_dict()[moment])
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("mixed", [False, True], ids=["one dtype", "float32 beside"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_without_momentum_it_is_fedavg_bit_for_bit(dtype, mixed):
-    server = FedAvgM(momentum=0.0, lr=1.0)
+def test_without_momentum_it_is_fedavg_bit_for_bit(dtype, mixed, nesterov):
+    server = FedAvgM(momentum=0.0, lr=1.0, nesterov=nesterov)
     for seed, scale in enumerate((1e-3, 0.3, 3.0)):
         g, clients = cohort(7, dtype=dtype, seed=seed, scale=scale)
         if mixed:

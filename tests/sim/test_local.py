@@ -308,6 +308,16 @@ def test_scaffold_in_a_run(method, digits):
         close(memory, c_k[k])
 
 
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize(("method", "options"), [("fedavg", {"server_lr": 0.5}), ("fedavgm", {}), ("fedawa", {})])
+def test_scaffold_counts_clients_alike_where_only_sizes_would_tell(method, options, digits):
+    sim = Simulation(from_dict(SMALL | {"method": method, "options": options, "algorithm": "scaffold"}), digits)
+    record = sim.next_round()
+    K = len(record["clients"])
+    assert len(set(sim.sizes(record["clients"]))) > 1
+    assert (record["weights"] == pytest.approx([1 / K] * K, abs=1e-6)) == (method != "fedawa")
+
+
 @pytest.mark.parametrize("algorithm", ["feddyn", "scaffold"])
 @pytest.mark.parametrize("method", ["fedamp", "cfl"])
 def test_a_servers_part_needs_one_model(method, algorithm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fastagg.sim import data
 from fastagg.sim.choices import PROXY_FROM, PROXY_SPLITS
 from fastagg.sim.config import from_dict
 from fastagg.sim.simulation import Simulation
+from fastagg.sim.supplied import SUPPLIES, losses
 
 SMALL = {"clients": 6, "rounds": 2, "epochs": 1, "alpha": 0.3, "samples": 400, "proxy": 20}
 
@@ -34,7 +36,8 @@ def started(digits, **options):
         ("cwfedavg", {}, set()), ("cwfedavg", {"by": "labels"}, {"class_dist"}),
         ("fedawa", {}, set()), ("fedawa", {"start": "feddisco"}, {"label_dist"}),
         ("fedavgm", {"weights": {"method": "weiavg", "by": "entropy"}}, {"entropies"}),
-        ("feddisco", {}, {"label_dist"}), ("fednova", {}, {"local_steps"}),
+        ("feddisco", {}, {"label_dist"}), ("fednova", {}, {"local_steps"}), ("qfedavg", {}, {"start_losses"}),
+        ("fedexp", {}, set()),
     ],
 )  # fmt: skip
 def test_inputs_that_the_options_ask_for(method, options, given, digits, monkeypatch):
@@ -61,7 +64,7 @@ def test_entropies_are_those_of_the_clients_labels(digits):
         shares = [labels.count(c) / len(labels) for c in set(labels)]
         entropies.append(-sum(p * math.log(p) for p in shares))
     assert len(set(entropies)) == 3
-    assert sim.supply("entropies", record["clients"], []) == pytest.approx(entropies, rel=1e-12)
+    assert SUPPLIES["entropies"](sim, record["clients"], []) == pytest.approx(entropies, rel=1e-12)
     raised = np.array(entropies) + max(0.01 * np.mean(entropies) - min(entropies), 0)
     assert record["weights"] == pytest.approx(raised / raised.sum(), abs=1e-6)
 
@@ -72,7 +75,7 @@ def test_class_shares_from_labels_or_from_norms(digits):
         sim.next_round()
     assert any(not torch.equal(a, b) for a, b in zip(*(sim.models[0].values() for sim in by.values()), strict=True))
     counts = by["labels"].parts.counts
-    assert by["labels"].supply("labels", [0, 2], []).tolist() == counts[[0, 2]].tolist()
+    assert SUPPLIES["labels"](by["labels"], [0, 2], []).tolist() == counts[[0, 2]].tolist()
 
 
 def test_fedawa_from_feddisco(digits):
@@ -100,7 +103,7 @@ def test_proxy_sets(source, split, digits):
     assert different == (sum(tail) if split in ("long-tailed", "resampled") else 60)
     if split == "random":
         assert counts != [6] * 10
-    [(batch, labels)] = sim.supply("proxy", [], [])
+    [(batch, labels)] = SUPPLIES["proxy"](sim, [], [])
     assert torch.equal(batch, x)
     assert torch.equal(labels, y)
 
@@ -121,24 +124,26 @@ def test_proxy_from_the_test_set_is_not_tested_on(digits):
 
 def test_a_large_proxy_set_comes_in_batches(digits):
     sim = started(digits, method="fedlaw", proxy=300)
-    batches = sim.supply("proxy", [], [])
+    batches = SUPPLIES["proxy"](sim, [], [])
     assert [len(x) for x, _ in batches] == [100, 100, 100]
     assert torch.equal(torch.cat([y for _, y in batches]), sim.proxy[1])
 
 
-def mean_loss(sim, state, k):
-    """Of a model on a client's data"""
+def mean_loss(sim, state, rows):
+    """Of a model on some of the training data"""
     module = copy.deepcopy(sim.module).eval()
     module.load_state_dict(state)
-    rows = sim.parts.train[k]
     with torch.no_grad():
         z = module(sim.data.x[rows]).double()
     labels = torch.from_numpy(sim.parts.labels[rows])
     return float((z.exp().sum(1).log() - z[torch.arange(len(rows)), labels]).mean())
 
 
-def test_fedfomo_gets_losses_of_all_models_on_all_data(digits, monkeypatch):
-    sim = started(digits, method="fedfomo", participation=0.5)
+@pytest.mark.parametrize("train_share", [1.0, 0.6])
+def test_fedfomo_gets_losses_of_all_models_on_all_data(train_share, digits, monkeypatch):
+    """On what a client does not train on, if there is such"""
+    sim = started(digits, method="fedfomo", participation=0.5, train_share=train_share)
+    data = sim.parts.train if train_share == 1 else sim.parts.held_out
     found, real = [], type(sim.server).aggregate
 
     def aggregate(self, before, states, sizes, client_ids, **inputs):
@@ -153,9 +158,9 @@ def test_fedfomo_gets_losses_of_all_models_on_all_data(digits, monkeypatch):
     for starts, states, ids, inputs in found:
         assert inputs.keys() == {"losses", "start_losses", "distances"}
         for i, k in enumerate(ids):
-            assert inputs["start_losses"][i] == pytest.approx(mean_loss(sim, starts[i], k), rel=1e-5)
+            assert inputs["start_losses"][i] == pytest.approx(mean_loss(sim, starts[i], data[k]), rel=1e-5)
             for n, state in enumerate(states):
-                assert inputs["losses"][i][n] == pytest.approx(mean_loss(sim, state, k), rel=1e-5)
+                assert inputs["losses"][i][n] == pytest.approx(mean_loss(sim, state, data[k]), rel=1e-5)
                 apart = sum(float((state[key] - starts[i][key]).double().square().sum()) for key in own)
                 assert inputs["distances"][i][n] == pytest.approx(math.sqrt(apart), rel=1e-5)
     assert len(sim.models) == 6
@@ -167,16 +172,78 @@ def test_fedfomo_gets_losses_of_all_models_on_all_data(digits, monkeypatch):
 def test_a_model_that_is_not_finite_helps_nobody(digits):
     sim = started(digits, method="fedfomo")
     broken = {key: value * math.nan for key, value in sim.models[0].items()}
-    assert sim.losses(broken, [0, 1]).tolist() == [np.finfo(np.float64).max] * 2
+    assert losses(sim, broken, [0, 1]).tolist() == [np.finfo(np.float64).max] * 2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_fedfomo_goes_on_without_a_client_that_is_not_finite(bad, digits, monkeypatch):
+    sims = [started(digits, method="fedfomo", options={"on_bad_client": way}) for way in ("drop", "raise")]
+    for sim in sims:
+        real = sim.trained
+
+        def trained(r, jobs, lr, real=real):
+            updates = real(r, jobs, lr)
+            broken = {key: value * bad if r == 2 else value for key, value in updates[2].model.items()}
+            return [replace(u, state=broken) if i == 2 else u for i, u in enumerate(updates)]
+
+        monkeypatch.setattr(sim, "trained", trained)
+        sim.next_round()
+    before = sims[0].models[2]
+    record = sims[0].next_round()
+    assert record["clients"] == [0, 1, 3, 4, 5]
+    assert sims[0].models[2] is before
+    assert all(torch.isfinite(value).all() for model in sims[0].models for value in model.values())
+    assert any(not torch.equal(a, b) for a, b in zip(before.values(), sims[0].models[3].values(), strict=True))
+    with pytest.raises(fastagg.NonFiniteError, match="client 2: key"):
+        sims[1].next_round()
+
+
+@pytest.mark.parametrize("train_share", [1.0, 0.5])
+def test_qfedavg_gets_losses_of_what_is_trained_on(train_share, digits, monkeypatch):
+    sim = started(digits, method="qfedavg", options={"q": 2.0}, train_share=train_share, lr=0.02)
+    found, real = [], type(sim.server).aggregate
+
+    def aggregate(self, before, states, sizes, client_ids, **inputs):
+        found.append((before, states, client_ids, inputs["start_losses"]))
+        return real(self, before, states, sizes, client_ids, **inputs)
+
+    monkeypatch.setattr(type(sim.server), "aggregate", aggregate)
+    weights = [sim.next_round()["weights"] for _ in range(2)]
+    own = [name for name, _ in sim.module.named_parameters()]
+    for (before, states, ids, start_losses), w in zip(found, weights, strict=True):
+        F = np.array([mean_loss(sim, before, sim.parts.train[k]) for k in ids])
+        assert start_losses == pytest.approx(F, rel=1e-5)
+        squares = [sum(float((sd[key] - before[key]).double().square().sum()) for key in own) for sd in states]
+        p, L = np.array(sim.sizes(ids)) / sum(sim.sizes(ids)), 1 / 0.02  # the clients' learning rate
+        h = 2 * F * L**2 * np.array(squares) + L * F**2
+        assert w == pytest.approx(p * F**2 * L / (p @ h), rel=1e-4, abs=1e-6)
+    assert started(digits, method="qfedavg", options={"lr": 0.3}).server.lr == 0.3
+
+
+def test_held_out_samples_are_the_rest_of_each_client(digits):
+    whole, part = (started(digits, train_share=share, corrupted=0.5).parts for share in (1.0, 0.6))
+    assert [len(rows) for rows in whole.held_out] == [0] * 6
+    for k in range(6):
+        assert len(part.held_out[k]) == len(whole.train[k]) - len(part.train[k]) > 0
+        assert sorted([*part.train[k], *part.held_out[k]]) == whole.train[k].tolist()
+    true = digits.y.numpy()
+    wrong = [k for k in range(6) if (part.labels[part.train[k]] != true[part.train[k]]).any()]
+    assert len(wrong) == 3
+    for k in wrong:  # what it does not train on has the same two classes swapped
+        pairs = [{(a, b) for a, b in zip(true[rows], part.labels[rows], strict=True) if a != b}
+                 for rows in (part.train[k], part.held_out[k])]  # fmt: skip
+        assert pairs[1] <= pairs[0]
+    assert any((part.labels[part.held_out[k]] != true[part.held_out[k]]).any() for k in wrong)
 
 
 def test_ifca_clients_take_the_model_that_fits_them(digits):
-    sim = started(digits, method="ifca", options={"models": 3}, participation=0.5, rounds=3, partition="groups")
+    of_groups = {"participation": 0.5, "rounds": 3, "partition": "groups", "train_share": 0.7}
+    sim = started(digits, method="ifca", options={"models": 3}, **of_groups)
     assert len(sim.models) == 3
     assert all(not torch.equal(a, b) for a, b in zip(*(list(m.values())[:1] for m in sim.models[:2]), strict=True))
 
     def best(k):
-        return int(np.argmin([mean_loss(sim, model, k) for model in sim.models]))
+        return int(np.argmin([mean_loss(sim, model, sim.parts.train[k]) for model in sim.models]))
 
     assert sim.model_of == [best(k) for k in range(6)]
     for _ in range(3):
@@ -191,7 +258,7 @@ def test_ifca_clients_take_the_model_that_fits_them(digits):
             assert any(not torch.equal(old[key], new[key]) for key in old) == taken
         assert record["accuracy"] is None
         assert 0 <= record["personal_accuracy"] <= 1
-    other = started(digits, method="ifca", options={"models": 3}, participation=0.5, rounds=4, partition="groups")
+    other = started(digits, method="ifca", options={"models": 3}, **of_groups | {"rounds": 4})
     other.load_state_dict(sim.state_dict())
     a, b = ({k: v for k, v in s.next_round().items() if k != "seconds"} for s in (sim, other))
     assert a == b
