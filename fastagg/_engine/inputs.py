@@ -38,8 +38,9 @@ class RoundInput:
                    "entropies" (of the labels, in nats), "steps" (local steps), "proxy" (batches of proxy data),
                    "cross_losses" (of all clients' models on each client's data), "start_losses" (of the model it
                    started from), "start_distances" (of all clients' models from that one), "choices" (the number of the
-                   model it started from). The simulator supplies those that a method requires, by its class or by its
-                   options, and start_distances where clients started from different models.
+                   model it started from), "server_model" (the model that the server has trained on its own data). The
+                   simulator supplies those that a method requires, by its class or by its options, and start_distances
+                   where clients started from different models.
     """
 
     name: str
