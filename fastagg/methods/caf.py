@@ -47,8 +47,9 @@ def filtered(D: np.ndarray, f: int) -> np.ndarray:
         values, vectors = np.linalg.eigh(root[:, None] * products * root)
         if values[-1] < least:
             least, best = values[-1], w
-        tau = np.where(c > 0, (products @ (root * vectors[:, -1])) ** 2, 0)
-        if not tau.any():
+        along = np.where(c > 0, np.abs(products @ (root * vectors[:, -1])), 0)
+        if not along.any():
             break  # all that have weight are the same point
-        c = np.where(tau < (1 - SAME) * tau.max(), c * (1 - tau / tau.max()), 0)
+        tau = (along / along.max()) ** 2  # of which the largest is 1
+        c = np.where(tau < 1 - SAME, c * (1 - tau), 0)
     return best

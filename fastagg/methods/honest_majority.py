@@ -6,7 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from fastagg.extend import Cohort, GlobalAggregator, InputError, Range, Weights
+from fastagg.extend import Cohort, GlobalAggregator, InputError, Range, Weights, nonfinite
+
+LARGEST = 1e300  # squared distance: sums of a few are in the range of float64
 
 
 class HonestMajority(GlobalAggregator):
@@ -28,7 +30,12 @@ class HonestMajority(GlobalAggregator):
                 f"{self.name}: f={f} needs at least 2 f + 1 = {2 * f + 1} clients, got {K}; the largest f possible is "
                 f"{(K - 1) // 2}"
             )
-        return self.weights_from(cohort.distance_gram().host.squared_distances().numpy(), cohort)
+        gram = cohort.distance_gram().host
+        D = gram.squared_distances().numpy()
+        if not (D <= LARGEST).all():
+            far = nonfinite.dominant(gram.norms().numpy())
+            raise nonfinite.too_large(cohort.table, far, "sums of the clients' squared distances are beyond float64")
+        return self.weights_from(D, cohort)
 
     def weights_from(self, D: np.ndarray, cohort: Cohort) -> Weights:
         """From the squared distances between clients, [K, K]"""
