@@ -30,6 +30,7 @@ PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's co
 # Of round inputs that a simulation can supply; see fastagg.extend.RoundInput
 KINDS = (
     "labels", "entropies", "steps", "proxy", "cross_losses", "start_losses", "start_distances", "choices",
+    "server_model",
 )  # fmt: skip
 
 
@@ -264,8 +265,20 @@ class Simulation:
             raise ValueError(
                 f"sim: {self.options.method} learns on samples of the server; give it some: proxy=100, proxy_from=test"
             )
+        if kind == "server_model":
+            return self.trained_by_server(x, y)
         parts = -(-len(x) // PROXY_BATCH)
         return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
+
+    def trained_by_server(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The model after a round of plain training on samples of the server, for as many epochs as clients train"""
+        o, r = self.options, self.round + 1
+        local = replace(o.local, algorithm="sgd", mu=None, wdr=0.0, keep_momentum=False, loss=self.trainer.loss)
+        trainer = Trainer(self.module, x, y, local, head=self.head, batched=False)
+        seed = int(self.draw(BATCHES, r, o.clients).integers(2**31))
+        job = Job(client=o.clients, start=self.models[0], indices=np.arange(len(x)), seed=seed, epochs=o.epochs, round=r)
+        [update] = trainer.train([job], o.lr * o.lr_decay ** (r - 1))
+        return update.model
 
     def losses(self, state: dict[str, torch.Tensor], clients: Sequence[int]) -> np.ndarray:
         """The mean loss of a model on each client's training data, [clients]; the largest number where it is none"""
