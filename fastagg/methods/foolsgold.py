@@ -19,6 +19,8 @@ import numpy as np
 
 from fastagg.extend import Cohort, GlobalAggregator, Range, Weights, ratio, register
 
+ALIKE = 1e-6  # 1 - cosine of updates that are the same, as far as a Gram of float32 models tells
+
 
 @register
 class FoolsGold(GlobalAggregator):
@@ -28,7 +30,8 @@ class FoolsGold(GlobalAggregator):
 
     The model is g + sum_k weights_k (w_k - g), with weights alpha_k / K: at most 1 / K, less for clients that are like
     others. It is for clients with different data, one of whom appears as many. Honest clients with the same data are
-    alike too and lose their weight; attackers that differ from each other keep it.
+    alike too and lose their weight; attackers that differ from each other keep it. If all updates are the same (to
+    1e-6 of their cosine), the parameters do not change.
     Only the updates of this round are compared: the paper's sums of each client's updates are not kept. Sizes are not
     used. An update of zero has no direction, and is like no other.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
@@ -55,6 +58,7 @@ def learning_rates(cosine: np.ndarray, kappa: float) -> np.ndarray:
     cosine *= np.where(v[None, :] > v[:, None], ratio(np.minimum(v[:, None], v), v), 1)
     np.fill_diagonal(cosine, -np.inf)
     alpha = np.clip(1 - cosine.max(1), 0, 1)
+    alpha[alpha < ALIKE] = 0
     alpha = ratio(alpha, alpha.max())
     with np.errstate(divide="ignore"):  # of 0 the logarithm is -inf, of 1 it is inf, which become 0 and 1
         return np.clip(kappa * (np.log(alpha / (1 - alpha)) + 0.5), 0, 1)
