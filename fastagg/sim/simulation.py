@@ -276,7 +276,9 @@ class Simulation:
         local = replace(o.local, algorithm="sgd", mu=None, wdr=0.0, keep_momentum=False, loss=self.trainer.loss)
         trainer = Trainer(self.module, x, y, local, head=self.head, batched=False)
         seed = int(self.draw(BATCHES, r, o.clients).integers(2**31))
-        job = Job(client=o.clients, start=self.models[0], indices=np.arange(len(x)), seed=seed, epochs=o.epochs, round=r)
+        job = Job(
+            client=o.clients, start=self.models[0], indices=np.arange(len(x)), seed=seed, epochs=o.epochs, round=r
+        )
         [update] = trainer.train([job], o.lr * o.lr_decay ** (r - 1))
         return update.model
 

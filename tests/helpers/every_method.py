@@ -66,5 +66,7 @@ def models(result):
 
 
 NEEDS_MANY = {name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).min_clients > 1}
-IN_MEMORY = {name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).why_not_on_files()}  # and nowhere else
+IN_MEMORY = {
+    name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).why_not_on_files()
+}  # and nowhere else
 ROBUST = {name for name, cls in registry().items() if cls.buffers == "median"}  # of what is not a parameter

@@ -102,7 +102,10 @@ def test_degenerate_cohorts_and_order():
 def test_a_server_model_of_another_form():
     g, clients, server = served(3)
     for model, words in (
-        ({**server, "fc.bias": server["fc.bias"][:3]}, r"server_model: key 'fc\.bias' has shape \(3,\), expected \(9,\)"),
+        (
+            {**server, "fc.bias": server["fc.bias"][:3]},
+            r"server_model: key 'fc\.bias' has shape \(3,\), expected \(9,\)",
+        ),
         ({k: v for k, v in server.items() if k != "fc.bias"}, r"server_model: key 'fc\.bias' is missing"),
         ({**server, "fc.bias": server["fc.bias"].float()}, r"server_model: key 'fc\.bias' has dtype torch\.float32"),
         ({**server, "fc.bias": server["fc.bias"] * math.nan}, "server_model: it has values that are not finite"),
