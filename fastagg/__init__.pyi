@@ -1665,8 +1665,8 @@ def mda(
 
     .weights are 1 / (K - f) for those clients and 0 for the others; sizes are not used. Of several sets with the
     smallest diameter it is the one with the first clients. .exact says whether it was found; if the search takes more
-    than 20,000 steps, which needs clients without any structure and an f of about 20 or more, the mean is of the K - f
-    clients nearest to the one that these are nearest to. Their diameter is at most twice the smallest.
+    than 20,000 steps, as with f=40 of 100 clients that are random points, the mean is of the K - f clients nearest to
+    the one that these are nearest to. Their diameter is at most twice the smallest.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:

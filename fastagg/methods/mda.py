@@ -14,7 +14,7 @@ import numpy as np
 from fastagg.extend import Cohort, Weights, register
 from fastagg.methods.honest_majority import HonestMajority, in_the_middle, mean_of, nearest
 
-STEPS = 20_000  # of the search in a round; about a tenth of a second with 20 clients, half a second with 200
+STEPS = 20_000  # of the search in a round: a third of a second with 100 clients, about one with 300
 
 
 @register
@@ -25,8 +25,8 @@ class MDA(HonestMajority):
 
     .weights are 1 / (K - f) for those clients and 0 for the others; sizes are not used. Of several sets with the
     smallest diameter it is the one with the first clients. .exact says whether it was found; if the search takes more
-    than 20,000 steps, which needs clients without any structure and an f of about 20 or more, the mean is of the K - f
-    clients nearest to the one that these are nearest to. Their diameter is at most twice the smallest.
+    than 20,000 steps, as with f=40 of 100 clients that are random points, the mean is of the K - f clients nearest to
+    the one that these are nearest to. Their diameter is at most twice the smallest.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
@@ -44,7 +44,7 @@ def smallest_diameter(D: np.ndarray, f: int, steps: int = STEPS) -> tuple[np.nda
     K, m = len(D), len(D) - f
     ball = nearest(D, in_the_middle(D, m), m)
     reach = np.sort(np.sort(D, axis=1)[:, m - 1])[m - 1]  # m clients have m - 1 others in it, at least
-    widths = np.unique(D[(D >= reach) & (D <= D[np.ix_(ball, ball)].max())])
+    widths = np.unique(D[(reach <= D) & (D[np.ix_(ball, ball)].max() >= D)])
     search = _Search(steps)
     try:
         low, high = 0, len(widths) - 1

@@ -56,7 +56,7 @@ def test_degenerate_cohorts_and_order():
 def test_bad_f_and_c():
     robust.check_f(fastagg.dnc, DnC)
     g, clients = robust.cohort(5)
-    with pytest.raises(fastagg.InputError, match="dnc: c=2.5 with f=2 leaves out 5 of 5 clients; expected at most 4"):
+    with pytest.raises(fastagg.InputError, match=r"dnc: c=2\.5 with f=2 leaves out 5 of 5 clients; expected at most 4"):
         fastagg.dnc(g, clients, f=2, c=2.5)
     assert DnC(f=2, c=3.0).min_clients == 7
     for c in (0, -1, float("nan"), "1", None):

@@ -20,8 +20,8 @@ def trust_of(d, d0):
 
 def weights_of(d, d0):
     trust = trust_of(d, d0)
-    return torch.tensor([t * float(d0.norm() / x.norm()) / sum(trust) if t else 0.0 for t, x in zip(trust, d, strict=True)],
-                        dtype=torch.float64)  # fmt: skip
+    scaled = [t * float(d0.norm() / x.norm()) / sum(trust) if t else 0.0 for t, x in zip(trust, d, strict=True)]
+    return torch.tensor(scaled, dtype=torch.float64)
 
 
 def served(K, dtype=torch.float64, seed=0):
@@ -135,7 +135,7 @@ def test_other_memory():
             fastagg.fltrust(g, clients, server_model=server, out=out)
 
 
-def test_it_says_where_it_does_not_work(tmp_path):
+def test_it_says_where_it_does_not_work():
     with pytest.raises(ValueError, match="fltrust: the server's model is given whole, and this method takes no group"):
         FLTrust(group=True)
     assert "does not work on files" in FLTrust().why_not_on_files()

@@ -73,7 +73,7 @@ def test_a_pivot_that_is_not_there():
     with pytest.raises(fastagg.InputError, match="the pivot, client 'c', does not take part"):
         server.aggregate(g, clients, client_ids=ids)
     for pivot in (1.5, True, ["a"]):
-        with pytest.raises(ValueError, match="monna: pivot=.* expected the id of a client"):
+        with pytest.raises(ValueError, match=r"monna: pivot=.* expected the id of a client"):
             MoNNA(pivot=pivot)
 
 
