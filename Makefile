@@ -1,7 +1,7 @@
 # make demo    federated training on embedded data, FedAvg against FedAWA, with a report to look at; then a round of 20
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
-# make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own
+# make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory, and the simulator against a PyTorch loop:
@@ -26,7 +26,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -36,9 +36,16 @@ demo: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
 
-test-integrations: $(INTEGRATIONS:%=test-%)
+test-integrations: $(INTEGRATIONS:%=test-%) test-byzfl
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
+
+# Its aggregators need no more than the tests do; all that the package asks for would bring torchvision
+test-byzfl: $(VENV)/ready build/byzfl
+	PYTHONPATH=build/byzfl $(BIN)/python -m pytest -m integration tests/integrations/test_byzfl.py
+build/byzfl: Makefile | $(BIN)/python
+	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
+	touch $@
 
 test-nightly: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py

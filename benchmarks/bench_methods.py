@@ -13,7 +13,8 @@ ELSEWHERE = {"fedavg", "fedawa"}  # in the suites of their own
 
 def depends_on_the_model(cls: type) -> bool:
     """Its example round is of a model of its own: measured in a suite of its own"""
-    return any(option.role == "module" and name != "params" for name, option in options_of(cls).items())
+    takes_the_module = any(option.role == "module" and name != "params" for name, option in options_of(cls).items())
+    return takes_the_module or any(spec.kind == "server_model" for spec in cls.round_inputs)
 
 
 METHODS = {name: cls for name, cls in sorted(registry().items()) if name not in ELSEWHERE}

@@ -26,11 +26,13 @@ from fastagg._engine.result import Result as Result
 from fastagg._engine.result import Results as Results
 from fastagg._engine.unformed import UnformedGram as UnformedGram
 from fastagg.methods.bulyan import Bulyan as Bulyan
+from fastagg.methods.caf import CAF as CAF
 from fastagg.methods.centred_clipping import CentredClipping as CentredClipping
 from fastagg.methods.cfl import CFL as CFL
 from fastagg.methods.cwfedavg import CwFedAvg as CwFedAvg
 from fastagg.methods.cwfedavg import cwfedavg_class_models as cwfedavg_class_models
 from fastagg.methods.cwfedavg import wdr_penalty as wdr_penalty
+from fastagg.methods.dnc import DnC as DnC
 from fastagg.methods.fedadp import FedAdp as FedAdp
 from fastagg.methods.fedamp import FedAMP as FedAMP
 from fastagg.methods.fedavg import FedAvg as FedAvg
@@ -47,19 +49,25 @@ from fastagg.methods.fedopt import FedAdagrad as FedAdagrad
 from fastagg.methods.fedopt import FedAdam as FedAdam
 from fastagg.methods.fedopt import FedAvgM as FedAvgM
 from fastagg.methods.fedopt import FedYogi as FedYogi
+from fastagg.methods.flame import FLAME as FLAME
+from fastagg.methods.fltrust import FLTrust as FLTrust
+from fastagg.methods.foolsgold import FoolsGold as FoolsGold
 from fastagg.methods.geometric_median import GeometricMedian as GeometricMedian
 from fastagg.methods.ifca import IFCA as IFCA
 from fastagg.methods.krum import Krum as Krum
 from fastagg.methods.krum import MultiKrum as MultiKrum
 from fastagg.methods.ldawa import LDAWA as LDAWA
+from fastagg.methods.mda import MDA as MDA
 from fastagg.methods.median import MeaMed as MeaMed
 from fastagg.methods.median import Median as Median
 from fastagg.methods.median import Phocas as Phocas
 from fastagg.methods.median import TrimmedMean as TrimmedMean
+from fastagg.methods.monna import MoNNA as MoNNA
 from fastagg.methods.qfedavg import QFedAvg as QFedAvg
 from fastagg.methods.server_ft import ServerFT as ServerFT
 from fastagg.methods.simagg import SimAgg as SimAgg
 from fastagg.methods.simprox import SimProx as SimProx
+from fastagg.methods.smea import SMEA as SMEA
 from fastagg.methods.uniform import Uniform as Uniform
 from fastagg.methods.weiavg import WeiAvg as WeiAvg
 
@@ -90,6 +98,58 @@ def bulyan(
 
     .weights are 1 / (K - 2 f) for the clients chosen and 0 for the others; sizes are not used. Tensors that are not
     parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def caf(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """A mean of the clients whose largest variance, over all directions, is small: outliers in it lose their weight.
+
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
+
+    .weights are not negative and sum to 1; sizes are not used. With f=0 they are equal.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
@@ -313,6 +373,61 @@ def cwfedavg(
                     part of the result
 
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
+    """
+
+def dnc(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    c: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The plain mean of all but the c f client models that are furthest from the mean in the direction of most spread.
+
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
+    c           filter fraction: c f clients are left out, rounded down; fewer than K
+
+    .weights are equal for the clients that remain and 0 for the others; the first of equal scores remain. .scores has
+    the squares of the clients' distances from the mean along that direction. Sizes are not used.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
 def fedadagrad(
@@ -1253,6 +1368,174 @@ def fedyogi(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def flame(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    of: Literal["updates", "models"] = "updates",
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the updates of a majority of clients that point the same way, clipped to the median length.
+
+    of          what is compared by its cosine: "updates", or "models"
+
+    The model is g + sum_k weights_k (w_k - g). .weights are 1 / L for the L > K / 2 clients of the cluster, less if the
+    update was clipped, and 0 for the others. Sizes are not used. An update of zero has no direction: its cosine with
+    any other is 0. The paper's last step adds noise to every coordinate; it is left out, and the result is not
+    differentially private.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def fltrust(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    server_model: Any,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the client updates, weighted by their cosine with an update of the server, and all as long as it.
+
+    server_model   per round: a state dict, the model that the server has trained on a small clean data set of its own,
+                   from the global model and for as long as clients do
+
+    The model is g + sum_k weights_k (w_k - g). The result has .weights, 0 for clients whose cosine is not positive, and
+    .trust, these cosines from 0 to 1. If nobody is trusted the parameters do not change. The server's model itself is
+    not part of the mean. An update is lengthened 1000 times at most: one that is shorter than a thousandth of the
+    server's is mostly rounding. Sizes are not used.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def foolsgold(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    kappa: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The mean of the client updates, in which updates that point in the same direction as others count little.
+
+    kappa       confidence: larger values make the difference between clients that count and clients that do not sharper
+
+    The model is g + sum_k weights_k (w_k - g), with weights alpha_k / K: at most 1 / K, less for clients that are like
+    others. It is for clients with different data, one of whom appears as many. Honest clients with the same data are
+    alike too and lose their weight; attackers that differ from each other keep it. If all updates are the same (to
+    1e-6 of their cosine), the parameters do not change.
+    Only the updates of this round are compared: the paper's sums of each client's updates are not kept. Sizes are not
+    used. An update of zero has no direction, and is like no other.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def geometric_median(
     global_sd: StateDict,
     client_sds: Iterable[StateDict],
@@ -1479,6 +1762,61 @@ def ldawa(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def mda(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The plain mean of the K - f client models that have the smallest diameter.
+
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
+
+    .weights are 1 / (K - f) for those clients and 0 for the others; sizes are not used. Of several sets with the
+    smallest diameter it is the one with the first clients. .exact says whether it was found; if the search takes more
+    than 20,000 steps, as with f=40 of 100 clients that are random points, the mean is of the K - f clients nearest to
+    the one that these are nearest to. Their diameter is at most twice the smallest.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def meamed(
     global_sd: StateDict | None,
     client_sds: Iterable[StateDict],
@@ -1548,6 +1886,62 @@ def median(
 
     .weights are equal: every client is ranked. sizes are not used. Tensors that are not parameters become the
     coordinate-wise median as well, integers its lower one.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def monna(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    pivot: str | int | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The plain mean of the K - f client models that are nearest to the model of one client, which is among them.
+
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
+    pivot       id of that client, best one that is trusted; it must take part in the round. Default: the client with
+                the smallest ball around it that holds K - f clients, the first of several; a choice that needs no trust
+
+    .weights are 1 / (K - f) for those clients and 0 for the others; of clients at the same distance the first are
+    taken. .pivot is the client's id. Sizes are not used.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:
 
@@ -1918,6 +2312,61 @@ def simprox(
     Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
     """
 
+def smea(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """The plain mean of the K - f client models whose covariance has the smallest largest eigenvalue.
+
+    f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
+
+    .weights are 1 / (K - f) for those clients and 0 for the others; sizes are not used. Of several such sets it is the
+    one with the first clients. .exact says whether all sets were compared. They are while C(K, f) K^2 is at most 20
+    million: any f of 18 clients, up to f=6 of 20, f=4 of 25, f=2 of 50, f=1 of 250. Beyond it clients are removed one
+    by one, each time the one without whom the largest eigenvalue is the smallest.
+    Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def trimmed_mean(
     global_sd: StateDict | None,
     client_sds: Iterable[StateDict],
@@ -2097,6 +2546,17 @@ def aggregator(
 ) -> Bulyan: ...
 @overload
 def aggregator(
+    name: Literal["caf"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> CAF: ...
+@overload
+def aggregator(
     name: Literal["centred_clipping"],
     *,
     tau: float = 10.0,
@@ -2137,6 +2597,18 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> CwFedAvg: ...
+@overload
+def aggregator(
+    name: Literal["dnc"],
+    *,
+    f: int = 1,
+    c: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> DnC: ...
 @overload
 def aggregator(
     name: Literal["fedadagrad"],
@@ -2351,6 +2823,38 @@ def aggregator(
 ) -> FedYogi: ...
 @overload
 def aggregator(
+    name: Literal["flame"],
+    *,
+    of: Literal["updates", "models"] = "updates",
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FLAME: ...
+@overload
+def aggregator(
+    name: Literal["fltrust"],
+    *,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FLTrust: ...
+@overload
+def aggregator(
+    name: Literal["foolsgold"],
+    *,
+    kappa: float = 1.0,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> FoolsGold: ...
+@overload
+def aggregator(
     name: Literal["geometric_median"],
     *,
     iterations: int = 100,
@@ -2400,6 +2904,17 @@ def aggregator(
 ) -> LDAWA: ...
 @overload
 def aggregator(
+    name: Literal["mda"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> MDA: ...
+@overload
+def aggregator(
     name: Literal["meamed"],
     *,
     f: int = 1,
@@ -2419,6 +2934,18 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> Median: ...
+@overload
+def aggregator(
+    name: Literal["monna"],
+    *,
+    f: int = 1,
+    pivot: str | int | None = None,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> MoNNA: ...
 @overload
 def aggregator(
     name: Literal["multi_krum"],
@@ -2494,6 +3021,17 @@ def aggregator(
     gram: Literal["auto", "full"] = "auto",
     group: Any = None,
 ) -> SimProx: ...
+@overload
+def aggregator(
+    name: Literal["smea"],
+    *,
+    f: int = 1,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    group: Any = None,
+) -> SMEA: ...
 @overload
 def aggregator(
     name: Literal["trimmed_mean"],

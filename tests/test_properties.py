@@ -24,7 +24,7 @@ from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import example_batches
 from fastagg._engine.registry import registry
 from helpers.cohort import clone
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, models, of_some
+from helpers.every_method import METHODS, OF_EXAMPLE_NET, OPTIONS, TRAINERS, models, of_some, round_inputs
 from helpers.every_method import cohort as net_round
 from helpers.odd_models import On, Round, as_plain, bytes_of, machines, memory, rounds
 from helpers.profiles import cases, check_number_of_cases
@@ -292,7 +292,7 @@ class Given:
 @st.composite
 def tasks(draw, name, least=5):
     """least: Krum needs five clients to do without one"""
-    r = draw(net_rounds(least) if name in TRAINERS else rounds(least, many=False))
+    r = draw(net_rounds(least) if name in OF_EXAMPLE_NET else rounds(least, many=False))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     options, inputs = dict(OPTIONS[name]), {}
     fields = {f.name for f in dataclasses.fields(registry()[name])}
@@ -305,6 +305,8 @@ def tasks(draw, name, least=5):
     for spec in registry()[name].round_inputs:
         if spec.kind == "proxy":
             inputs[spec.name] = example_batches()
+        elif spec.kind == "server_model":
+            inputs |= round_inputs(name)
         elif spec.pairwise:
             if spec.required or draw(st.booleans()):
                 inputs[spec.name] = rng.random((r.K, r.K))

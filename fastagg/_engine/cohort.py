@@ -47,7 +47,8 @@ class Cohort:
     ) -> None:  # fmt: skip
         self.table, self.shares, self.ids, self.access, self.state, self.out = table, shares, ids, access, state, out
         self.forms_gram = forms_gram
-        self._rows = table  # the clients, and models of the server's own behind them
+        self._rows = table  # the clients, and a model of the server's own behind them
+        self._not_finite = ""
         self._grams: dict[bool, Gram] = {}
         self._distance_grams: dict[bool, Gram] = {}
         self._opened_grams: list[UnformedGram] = []
@@ -92,10 +93,7 @@ class Cohort:
         except nonfinite.NonFiniteError as error:
             if SERVER not in error.clients:
                 raise
-            raise InputError(
-                "the global model and the update that this method remembers add up to a model that is not finite, or "
-                "too far away; make a new aggregator to start without it"
-            ) from error
+            raise InputError(self._not_finite) from error
 
     def _gram_of(self, table: Table, layerwise: bool, times: np.ndarray | None) -> Gram:
         if self.forms_gram:
@@ -149,8 +147,12 @@ class Cohort:
             self._distance_grams[layerwise] = gram
         return self._distance_grams[layerwise]
 
-    def add_model(self, tensors: Sequence[torch.Tensor]) -> None:
-        """A model of the server's own as one more row, behind the clients, of the Gram and of the weights' values"""
+    def add_model(self, tensors: Sequence[torch.Tensor], not_finite: str) -> None:
+        """A model of the server's own as one more row, behind the clients, of the Gram and of the weights' values
+
+        not_finite   what to say if it is not finite, or too far away
+        """
+        self._not_finite = not_finite
         positions = range(self.K) if self.table.positions is None else self.table.positions
         address = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
         self._rows = dataclasses.replace(
@@ -160,6 +162,17 @@ class Cohort:
             positions=[*positions, SERVER],
         )
         self._grams.clear()
+
+    def tensors_of(self, model: StateDict, name: str) -> list[torch.Tensor]:
+        """A model that the server was given, as the table has it: [T]. InputError where it is of another form."""
+        if not isinstance(model, Mapping):
+            raise InputError(f"{name} is a {type(model).__name__}, expected a state dict (name -> tensor)")
+        like = dict(zip(self.table.layout.keys, self.table.global_model, strict=True))
+        try:
+            [tensors] = tables.build(like, [model]).clients
+        except InputError as error:
+            raise InputError(str(error).replace("client 0", name, 1)) from error
+        return tensors
 
     def global_plus(self, update: Mapping[str, torch.Tensor], method: str) -> list[torch.Tensor]:
         """The global model plus an update that was remembered: [T]"""

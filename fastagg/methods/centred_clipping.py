@@ -18,6 +18,11 @@ import torch
 
 from fastagg.extend import Cohort, GlobalAggregator, Gram, InputError, Range, Result, Weights, check_tensor, register
 
+NOT_FINITE = (
+    "the global model and the update that this method remembers add up to a model that is not finite, or too far away; "
+    "make a new aggregator to start without it"
+)
+
 
 @register
 class CentredClipping(GlobalAggregator):
@@ -58,7 +63,7 @@ class CentredClipping(GlobalAggregator):
         masses, start = cohort.shares if self.weighted else np.full(K, 1 / K), np.zeros(K)
         # any: of a model that is spread over processes, this one may have no part, and no update of it
         if self.center == "previous" and cohort.access.any(bool(cohort.state)):
-            cohort.add_model(cohort.global_plus(cohort.state or {}, self.name))
+            cohort.add_model(cohort.global_plus(cohort.state or {}, self.name), NOT_FINITE)
             masses, start = np.append(masses, 0), np.append(start, 1.0)
         c = clip(cohort.gram(times=start), masses, start, self.tau, self.iterations)
         return Weights(c, center=1 - c.sum(), about={"previous_weight": float(c[K:].sum())})

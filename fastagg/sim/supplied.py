@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 
 import fastagg
 from fastagg.sim import partition
-from fastagg.sim.train import Update
+from fastagg.sim.train import Job, Trainer, Update
 
 if TYPE_CHECKING:
     from fastagg.sim.simulation import Simulation
 
 Model = dict[str, torch.Tensor]
+SERVER_BATCHES = 100  # what random numbers are for, beside those of simulation.py
 PROXY_BATCH = 128  # samples of the server at a time, at most; as in FedLAW's code
 
 
@@ -75,14 +77,29 @@ def _start_distances(sim: Simulation, present: list[int], updates: list[Update])
     return found
 
 
-def _proxy(sim: Simulation) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    x, y = sim.proxy
-    if not len(x):
+def _samples_of_server(sim: Simulation) -> tuple[torch.Tensor, torch.Tensor]:
+    if not len(sim.proxy[0]):
         raise ValueError(
             f"sim: {sim.options.method} learns on samples of the server; give it some: proxy=100, proxy_from=test"
         )
+    return sim.proxy
+
+
+def _proxy(sim: Simulation) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = _samples_of_server(sim)
     parts = -(-len(x) // PROXY_BATCH)
     return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
+
+
+def _server_model(sim: Simulation) -> Model:
+    """The global model after a round of plain training on samples of the server, for as many epochs as clients train"""
+    (x, y), o, r = _samples_of_server(sim), sim.options, sim.round + 1
+    local = replace(o.local, algorithm="sgd", mu=None, wdr=0.0, keep_momentum=False, loss=sim.trainer.loss)
+    trainer = Trainer(sim.module, x, y, local, head=sim.head, batched=False)
+    seed = int(sim.draw(SERVER_BATCHES, r).integers(2**31))
+    job = Job(client=o.clients, start=sim.models[0], indices=np.arange(len(x)), seed=seed, epochs=o.epochs, round=r)
+    [update] = trainer.train([job], o.lr * o.lr_decay ** (r - 1))
+    return update.model
 
 
 # By the kinds of fastagg.extend.RoundInput
@@ -95,5 +112,6 @@ SUPPLIES: dict[str | None, Callable[[Simulation, list[int], list[Update]], Any]]
     "start_losses": lambda sim, present, _: _start_losses(sim, present, held_out=True),
     "train_losses": lambda sim, present, _: _start_losses(sim, present, held_out=False),
     "start_distances": _start_distances,
+    "server_model": lambda sim, _, __: _server_model(sim),
     "choices": lambda sim, present, _: [sim.model_of[k] for k in present],
 }

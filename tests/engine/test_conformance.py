@@ -58,6 +58,9 @@ class OnlyProducts(Gram):
     def __matmul__(self, v):
         return self.whole @ v
 
+    def part(self, clients):  # for the result, without the server's own model
+        return self.whole.part(clients)
+
     def projection(self, weights=None):
         return self.whole.projection(weights)
 

@@ -12,7 +12,7 @@ from helpers import environment
 
 SCRIPT = """
 import os, signal, sys, torch, fastagg
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, round_inputs
+from helpers.every_method import METHODS, OF_EXAMPLE_NET, OPTIONS, round_inputs
 
 torch.set_num_threads(2)
 torch.manual_seed(0)
@@ -23,7 +23,7 @@ clients = [{k: v + 0.01 * torch.randn_like(v) for k, v in g.items()} for _ in ra
 halves = [{k: v.bfloat16() for k, v in sd.items()} for sd in (g, *clients)]
 (torch.randn(1_000_000) + 1).exp().sum()  # the threads are there now
 
-rounds = [(name, OPTIONS[name], g, clients) for name in METHODS if name not in TRAINERS]
+rounds = [(name, OPTIONS[name], g, clients) for name in METHODS if name not in OF_EXAMPLE_NET]
 rounds += [("fedawa", {"layerwise": True}, g, clients), ("fedadam", {}, halves[0], halves[1:])]
 for name, options, start, models in rounds:
     child = os.fork()

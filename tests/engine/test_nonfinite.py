@@ -186,6 +186,8 @@ def test_one_large_finite_client_never_stops_a_server_that_drops(name, dtype, va
     info = round_inputs(name)
     if name in TRAINERS:
         info["proxy"] = [(x.to(getattr(torch, dtype)), y) for x, y in info["proxy"]]
+    if "server_model" in info:
+        info["server_model"] = {key: value.to(g[key].dtype) for key, value in info["server_model"].items()}
     result = run(name, g, clients, ids=IDS, server=server, inputs=info)
     assert list(result.dropped) in ([], ["a"])
     for sd in models(result):

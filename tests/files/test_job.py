@@ -21,10 +21,10 @@ from fastagg import InputError, NonFiniteError
 from fastagg._engine.files.job import Job, byte_count
 from fastagg._engine.inputs import RoundInput, read_inputs
 from helpers.cohort import DTYPES, make
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, cohort, models, of_some, round_inputs
+from helpers.every_method import IN_MEMORY, METHODS, OPTIONS, cohort, models, of_some, round_inputs
 from helpers.model_files import assert_same_model, load_model, read_round, write_raw, write_round, write_shards
 
-ON_FILES = [name for name in METHODS if name not in TRAINERS]
+ON_FILES = [name for name in METHODS if name not in IN_MEMORY]
 CUT = {"a.weight": (300, 401), "a.bias": (301,), "bn.running_mean": (70_000,), "b.x": (100_001,), "c.w": (64, 1024)}
 IDS = [f"c{k}" for k in range(7)]
 

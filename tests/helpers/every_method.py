@@ -15,6 +15,10 @@ K = 7
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 METHODS = sorted(registry())
 TRAINERS = {name for name, cls in registry().items() if issubclass(cls, OnProxy)}  # which run the model on proxy data
+# whose rounds are of ExampleNet, because their inputs depend on the model
+OF_EXAMPLE_NET = TRAINERS | {
+    name for name, cls in registry().items() if any(spec.kind == "server_model" for spec in cls.round_inputs)
+}
 OPTIONS = {name: cls.example_round(K).options for name, cls in registry().items()}
 
 
@@ -62,4 +66,7 @@ def models(result):
 
 
 NEEDS_MANY = {name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).min_clients > 1}
+IN_MEMORY = {
+    name for name in METHODS if fastagg.aggregator(name, **OPTIONS[name]).why_not_on_files()
+}  # and nowhere else
 ROBUST = {name for name, cls in registry().items() if cls.buffers == "median"}  # of what is not a parameter

@@ -129,6 +129,22 @@ def test_a_large_proxy_set_comes_in_batches(digits):
     assert torch.equal(torch.cat([y for _, y in batches]), sim.proxy[1])
 
 
+def test_the_model_that_the_server_trains(digits):
+    """By SGD with momentum on all its samples in one batch, once; from the global model, which does not change"""
+    sim = started(digits, method="fltrust", batch_size=20, momentum=0.0, weight_decay=0.0)
+    before = copy.deepcopy(sim.models[0])
+    found = SUPPLIES["server_model"](sim, [], [])
+    module = copy.deepcopy(sim.module)
+    module.load_state_dict(before)
+    torch.nn.functional.cross_entropy(module(sim.proxy[0]), sim.proxy[1]).backward()
+    for name, value in module.named_parameters():
+        torch.testing.assert_close(found[name], value.detach() - sim.options.lr * value.grad, rtol=1e-5, atol=1e-7)
+        assert torch.equal(sim.models[0][name], before[name])
+    assert len(sim.next_round()["weights"]) == 6
+    with pytest.raises(ValueError, match="fltrust learns on samples of the server; give it some"):
+        started(digits, method="fltrust", proxy=0).next_round()
+
+
 def mean_loss(sim, state, rows):
     """Of a model on some of the training data"""
     module = copy.deepcopy(sim.module).eval()

@@ -12,11 +12,11 @@ import torch
 
 import fastagg
 from fastagg._engine.distributed.peers import Peers
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, cohort, models, run
+from helpers.every_method import IN_MEMORY, METHODS, OPTIONS, cohort, models, run
 
 IDS = ["d", "g", "a", "f", "b", "e", "c"]
 SIZES = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0]
-CASES = {name: {} for name in METHODS if name not in TRAINERS} | {
+CASES = {name: {} for name in METHODS if name not in IN_MEMORY} | {
     "fedawa, by layers": {"layerwise": True, "steps": 2},
     "fedawa, as written": {"variant": "paper", "steps": 3, "reg": "euc"},
     "cwfedavg, output": {"scope": "output"},
