@@ -97,10 +97,8 @@ class Config:
         "factor of the update that attackers send: noise, flip, scale (default 10), labels, backdoor (1); ipm: epsilon "
         "(0.5); alie: z (default: the paper's, from the number of attackers)",
     )
-    attack_knows: str = option(
-        "honest", "whose updates attackers hide among: those of all honest clients, or their own"
-    )
-    attack_direction: str = option("std", "of min-max and min-sum: std, unit or sign")
+    attack_knows: str = option("honest", "whose updates attackers know and hide among: honest clients', or their own")
+    attack_direction: str = option("unit", "of min-max and min-sum: unit, std or sign")
     attack_target: int = option(0, "class that a backdoor leads to")
     attack_share: float = option(0.5, "fraction of an attacker's images that get the trigger of a backdoor")
     model: str = option("mlp", f"network: {', '.join(MODELS)}; or package.module:factory, which returns one")

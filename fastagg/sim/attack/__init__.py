@@ -53,9 +53,8 @@ def sent(
     """
     names = [name for name in params if trained[0][name].is_floating_point()]
     update = lambda k: {name: trained[k][name] - starts[k][name] for name in names}  # noqa: E731
-    others = (
-        [] if isinstance(attack, str) and attack in OF_OWN else [k for k in range(len(trained)) if k not in attackers]
-    )
+    alone = isinstance(attack, str) and attack in OF_OWN
+    others = [] if alone else [k for k in range(len(trained)) if k not in attackers]
     known = Known(own=[update(k) for k in attackers], honest=[update(k) for k in others], **told)
     moves = ((OF_OWN | OF_OTHERS)[attack] if isinstance(attack, str) else attack)(known)
     if isinstance(moves, Mapping):

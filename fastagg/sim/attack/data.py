@@ -29,9 +29,7 @@ class Backdoor:
         if not classes or x.dim() != 4 or not x.is_floating_point():
             raise ValueError(f"sim: attack=backdoor needs images with classes, and {self.data.name} has none")
         if self.target >= classes:
-            raise ValueError(
-                f"sim: attack_target={self.target}; expected a class of {self.data.name}, 0 to {classes - 1}"
-            )
+            raise ValueError(f"sim: attack_target={self.target}; expected a class, 0 to {classes - 1}")
         if not len(self.others):
             raise ValueError(f"sim: attack_target={self.target}: the test set has no image of another class")
 

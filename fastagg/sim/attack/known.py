@@ -16,9 +16,9 @@ class Known:
 
     own         the updates of the attackers of this round, who train as if they were honest
     honest      those of the other clients of the round; empty for attacks that do not look at them
-    knows       "honest": attackers know all honest updates; "own": only their own, of which each knows all
+    knows       "honest": attackers know all honest updates; "own": only their own, all of them
     strength    of the attack; None: what the attack itself finds
-    direction   of min-max and min-sum: "std", "unit" or "sign"
+    direction   of min-max and min-sum: "unit", "std" or "sign"
     rngs        a random generator for each attacker
     """
 

@@ -57,7 +57,8 @@ PARTITION: Forms = {"counts": lambda value: is_matrix(value, is_count)}
 SUMMARY: Forms = NAMED | {
     "label": is_text, "label_counts": lambda value: is_matrix(value, is_count),
     "training": is_text, "versions": lambda value: is_table(value, is_text), "accuracy": is_number,
-    "personal_accuracy": is_number, "attack_success": is_number, "rounds_per_second": is_number, "aggregation_share": is_number,
+    "personal_accuracy": is_number, "attack_success": is_number, "rounds_per_second": is_number,
+    "aggregation_share": is_number,
 }  # fmt: skip
 ROUND: Forms = {
     "round": is_count, "clients": lambda value: is_list(value, is_count), "weights": is_list, "cosine": is_matrix,

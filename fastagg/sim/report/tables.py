@@ -71,7 +71,8 @@ def rows(
     """One plain dict per method and setting:
 
     method, seeds, the options that settings differ in, and of each of report.SCORES the mean over seeds under its name
-    and the standard deviation under <name>_std, and of attack_success if there is a backdoor; against the baseline of the setting (see differences()): baseline,
+    and the standard deviation under <name>_std, and of attack_success if there is a backdoor; against the baseline of
+    the setting (see differences()): baseline,
     difference, low, high, pairs (the number of seeds that both have) and wins (those where the method is better), of
     the chosen score. Values are as recorded: accuracy is a share of 1.
     """
