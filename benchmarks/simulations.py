@@ -56,10 +56,10 @@ def run(
     """
     try:
         groups = plan()
-        flat = [pair for some in groups.values() for pair in some]
-        done = sum(comparison.is_done(options, folder) for options, folder in flat)
+        flat = {folder: options for some in groups.values() for options, folder in some}  # groups may share a run
+        done = sum(comparison.is_done(options, folder) for folder, options in flat.items())
         print(f"{len(flat)} runs, {done} of them made before in {args.out}", file=sys.stderr)
-        if comparison.make([Job(*pair) for pair in flat], jobs=args.jobs):
+        if comparison.make([Job(options, folder) for folder, options in flat.items()], jobs=args.jobs):
             print("stopped; the same command goes on", file=sys.stderr)
             return 130
         found = {key: [report.read_run(folder) for _, folder in some] for key, some in groups.items()}

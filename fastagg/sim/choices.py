@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-ATTACKS = ("none", "noise", "flip", "scale")
+ATTACKS = ("none", "noise", "flip", "scale", "alie", "ipm", "min-max", "min-sum", "labels", "backdoor")
+# Defaults; min-max and min-sum find the largest that there is, alie finds the paper's
+ATTACK_STRENGTHS = {"noise": 10.0, "flip": 10.0, "scale": 10.0, "ipm": 0.5, "labels": 1.0, "backdoor": 1.0}
+ATTACKS_WITHOUT_STRENGTH = ("min-max", "min-sum")
+ATTACK_KNOWS = ("honest", "own")
+ATTACK_DIRECTIONS = ("unit", "std", "sign")
 DATASETS = (
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "tiny-imagenet", "usps", "svhn", "syn", "ag-news",
     "sogou-news", "domain-digits",

@@ -16,7 +16,19 @@ else:
 
 from fastagg._engine.checks import check_choice, check_integer, check_number, suggest
 from fastagg._engine.regular import open_regular
-from fastagg.sim.choices import ATTACKS, DATASETS, KINDS, MODELS, PIXELS, PROXY_FROM, PROXY_SPLITS
+from fastagg.sim.choices import (
+    ATTACK_DIRECTIONS,
+    ATTACK_KNOWS,
+    ATTACK_STRENGTHS,
+    ATTACKS,
+    ATTACKS_WITHOUT_STRENGTH,
+    DATASETS,
+    KINDS,
+    MODELS,
+    PIXELS,
+    PROXY_FROM,
+    PROXY_SPLITS,
+)
 
 if TYPE_CHECKING:  # torch is imported when a Config is made, not to print help
     from fastagg._engine.aggregator import Aggregator
@@ -37,7 +49,7 @@ ALIASES: dict[str, dict[str, Any]] = {
 ROLES = ("module", "head")  # of options that describe the model; see fastagg.extend.SetBy
 # Options that name something, in whose place a user may have something of their own: an object in Python (objects.py),
 # `package.module:attribute` everywhere
-NAMES = ("method", "data", "model", "partition", "algorithm", "loss", "metric")
+NAMES = ("method", "data", "model", "partition", "attack", "algorithm", "loss", "metric")
 
 
 def option(default: Any, shown: str) -> Any:
@@ -78,9 +90,17 @@ class Config:
     selection: str = option("random", "how participants are chosen: random, or window (SimProx's sliding window)")
     dropout: float = option(0.0, "probability that a participating client sends nothing")
     stragglers: float = option(0.0, "probability that a client does fewer epochs than requested")
-    attack: str = option("none", "what malicious clients send: " + ", ".join(ATTACKS))
+    attack: str = option("none", f"what malicious clients do: {', '.join(ATTACKS)}; or package.module:function")
     attackers: float = option(0.0, "fraction of clients that are malicious, drawn from the seed")
-    attack_strength: float = option(10.0, "length of what attackers send, as a multiple of an honest update")
+    attack_strength: float | None = option(
+        None,
+        "factor of the update that attackers send: noise, flip, scale (default 10), labels, backdoor (1); ipm: epsilon "
+        "(0.5); alie: z (default: the paper's, from the number of attackers)",
+    )
+    attack_knows: str = option("honest", "whose updates attackers know and hide among: honest clients', or their own")
+    attack_direction: str = option("unit", "of min-max and min-sum: unit, std or sign")
+    attack_target: int = option(0, "class that a backdoor leads to")
+    attack_share: float = option(0.5, "fraction of an attacker's images that get the trigger of a backdoor")
     model: str = option("mlp", f"network: {', '.join(MODELS)}; or package.module:factory, which returns one")
     rounds: int = option(50, "training rounds")
     epochs: int = option(3, "passes of a client over its data per round")
@@ -129,10 +149,7 @@ class Config:
         check_choice("sim", "pixels", self.pixels, PIXELS)
         check_choice("sim", "proxy_from", self.proxy_from, PROXY_FROM)
         check_choice("sim", "proxy_split", self.proxy_split, tuple(PROXY_SPLITS))
-        check_choice("sim", "attack", self.attack, ATTACKS)
-        check_number("sim", "attack_strength", self.attack_strength, 0, float("inf"))
-        if self.attackers and self.attack == "none":
-            raise ValueError(f"sim: attackers={self.attackers} without an attack; choose one: {', '.join(ATTACKS[1:])}")
+        self._check_attack()
         if self.dropout == 1:
             raise ValueError("sim: dropout=1 leaves nobody; expected a number below 1")
         _ = self.local  # its own checks
@@ -141,8 +158,27 @@ class Config:
         if not is_own(self.method):
             self.check_method(self.aggregator_class)
 
+    def _check_attack(self) -> None:
+        if self.attack_strength is not None:
+            check_number("sim", "attack_strength", self.attack_strength, 0, float("inf"))
+            if self.attack in ATTACKS_WITHOUT_STRENGTH:
+                raise ValueError(
+                    f"sim: attack_strength={self.attack_strength} with {self.attack}, which finds its own; leave it out"
+                )
+        check_choice("sim", "attack_knows", self.attack_knows, ATTACK_KNOWS)
+        check_choice("sim", "attack_direction", self.attack_direction, ATTACK_DIRECTIONS)
+        check_integer("sim", "attack_target", self.attack_target, 0)
+        check_number("sim", "attack_share", self.attack_share, 0, 1, strict=True)
+        if self.attackers and self.attack == "none":
+            raise ValueError(f"sim: attackers={self.attackers} without an attack; choose one: {', '.join(ATTACKS[1:])}")
+
+    @property
+    def strength(self) -> float | None:
+        """Of the attack, in effect; None: the attack finds it"""
+        return ATTACK_STRENGTHS.get(self.attack) if self.attack_strength is None else self.attack_strength
+
     def _check_names(self) -> None:
-        known = {"data": DATASETS, "partition": tuple(KINDS), "model": MODELS}
+        known = {"data": DATASETS, "partition": tuple(KINDS), "model": MODELS, "attack": ATTACKS}
         for name in NAMES:
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and name in ("loss", "metric")):
@@ -194,8 +230,11 @@ class Config:
     def _attack_label(self) -> str:
         if self.attack == "none":
             return ""
-        usual = self.attack_strength == type(self).attack_strength
-        return f", {self.attack} {100 * self.attackers:g} %" + ("" if usual else f" x {self.attack_strength:g}")
+        strength = "" if self.attack_strength is None else f" x {self.attack_strength:g}"
+        names = ("attack_knows", "attack_direction", "attack_target", "attack_share")
+        changed = {name.removeprefix("attack_"): getattr(self, name) for name in names}
+        changed = {k: v for k, v in changed.items() if v != getattr(type(self), f"attack_{k}")}
+        return _with(f", {short(self.attack)} {100 * self.attackers:g} %{strength}", changed)
 
     @property
     def _method_label(self) -> str:

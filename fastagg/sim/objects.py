@@ -33,6 +33,7 @@ class Own:
     data: Any = None
     model: Any = None
     partition: Any = None
+    attack: Any = None
     algorithm: Any = None
     loss: Any = None
     metric: Any = None

@@ -47,7 +47,9 @@ def joined() -> Iterator[Peers | None]:
 def check(options: Config, algorithm: Algorithm, server: Aggregator, inputs: Mapping[str, Any]) -> None:
     """inputs: those that the simulator will give the method"""
     what, alone = algorithm.name, ""
-    if algorithm.corrects:
+    if options.attack not in ("none", *attack.OF_OWN):
+        what, alone = f"attack={options.attack}", "attackers see the updates of others"
+    elif algorithm.corrects:
         alone = "it corrects the model from all updates"
     elif algorithm.remembers or options.keep_momentum:
         what = algorithm.name if algorithm.remembers else "keep_momentum"

@@ -125,5 +125,5 @@ def _simulate(
     except KeyboardInterrupt:
         ended = {"interrupted": True}
     except attack.Diverged:  # a result too: this attack ends training, and leaves no accuracy to speak of
-        ended |= {"finished": True, "diverged": True, "accuracy": None}
+        ended |= {"finished": True, "diverged": True, "accuracy": None, "attack_success": None}
     return conclude(**ended)

@@ -15,6 +15,7 @@ import torch
 import fastagg
 from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, ranks, supplied
+from fastagg.sim.attack.data import Backdoor, flipped
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
 from fastagg.sim.objects import Own
@@ -24,7 +25,7 @@ from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS = range(7)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS, TRIGGERS = range(8)
 
 
 class Simulation:
@@ -49,9 +50,14 @@ class Simulation:
         if o.loss is None and d.classes:
             models.check_outputs(self.module, d.x, d.classes)
         self.labels = torch.from_numpy(self.parts.labels) if d.classes else d.y  # as the clients see them
+        self.attack = own.get(o, "attack")
+        self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
+        self.backdoor = Backdoor(d, o.attack_target) if o.attack == "backdoor" else None
+        self.x = d.x  # as the clients see them, too
+        self.poison()
         local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
         self.metric = own.get(o, "metric")
-        self.trainer = Trainer(self.module, d.x, self.labels, local, head=self.head, batched=o.batched)
+        self.trainer = Trainer(self.module, self.x, self.labels, local, head=self.head, batched=o.batched)
         check_combination(self.trainer.algorithm, o.method, cls.produces)
         by_role = {"module": self.module, "head": self.head, "lr": o.lr, "progress": False}
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
@@ -60,7 +66,6 @@ class Simulation:
         if peers is not None:
             ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(supplied.needed(self), ()))
             self.server.group = peers.group
-        self.attackers = attack.choose(o.clients, o.attackers, self.draw(ATTACKERS))
         self.round = 0
         self.models = [self.first_state(self.module)]
         if self.server.produces == "clusters":  # as many as the method begins with, different from each other
@@ -76,6 +81,15 @@ class Simulation:
 
     def first_state(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {key: value.detach().clone().to(self.options.device) for key, value in module.state_dict().items()}
+
+    def poison(self) -> None:
+        """The data of attackers become what they train on"""
+        o, rows = self.options, [self.parts.train[k] for k in self.attackers]
+        if o.attack == "labels":
+            self.labels = flipped(self.labels, rows, self.data)
+        elif self.backdoor is not None:
+            rngs = [self.draw(TRIGGERS, k) for k in self.attackers]
+            self.x, self.labels = self.backdoor.poisoned(self.labels, rows, o.attack_share, rngs)
 
     @property
     def personal(self) -> bool:
@@ -117,7 +131,7 @@ class Simulation:
     def trained(self, r: int, jobs: list[Job], lr: float) -> list[Update]:
         updates = self.trainer.train(jobs, lr)
         if self.attackers:
-            updates = [self.sent(r, job, update) for job, update in zip(jobs, updates, strict=True)]
+            updates = self.sent(r, jobs, updates)
             attack.check_size(update.model for update in updates)
         if self.head and self.data.classes and shows_clients(self.options, r):
             updates = [replace(update, heads=class_norms(update.model[self.head])) for update in updates]
@@ -150,13 +164,17 @@ class Simulation:
             momentum=self.momentum.get(k), round=r,
         )  # fmt: skip
 
-    def sent(self, r: int, job: Job, update: Update) -> Update:
-        """What the server gets of a client, which may be malicious"""
-        if job.client not in self.attackers:
-            return update
-        o, params = self.options, [name for name, _ in self.module.named_parameters()]
-        rng = self.draw(NOISE, r, job.client)
-        return replace(update, state=attack.apply(o.attack, job.start, update.model, params, o.attack_strength, rng))
+    def sent(self, r: int, jobs: list[Job], updates: list[Update]) -> list[Update]:
+        """What the server gets of the clients, of whom some are malicious"""
+        o, attackers = self.options, [i for i, job in enumerate(jobs) if job.client in self.attackers]
+        if not attackers:
+            return updates
+        models = attack.sent(
+            self.attack, [job.start for job in jobs], [update.model for update in updates], attackers,
+            [name for name, _ in self.module.named_parameters()], knows=o.attack_knows, strength=o.strength,
+            direction=o.attack_direction, rngs=[self.draw(NOISE, r, jobs[i].client) for i in attackers],
+        )  # fmt: skip
+        return [replace(update, state=models.get(i, update.state)) for i, update in enumerate(updates)]
 
     def sizes(self, clients: list[int]) -> list[int]:
         return [len(self.parts.train[k]) for k in clients]
@@ -232,12 +250,25 @@ class Simulation:
             seen = self.outcomes(self.models[0], x, y)
             accuracy, loss = seen.of()
             own = [seen.of(rows)[0] for rows in shares if len(rows)]
-            return {"accuracy": accuracy, "personal_accuracy": mean(own), "loss": loss}
+            return {"accuracy": accuracy, "personal_accuracy": mean(own), "loss": loss} | self.attack_success()
         own = []
         for k, rows in enumerate(shares):
             if len(rows):
                 own.append(self.outcomes(self.models[self.model_of[k]], x[rows], y[rows]).of()[0])
-        return {"accuracy": None, "personal_accuracy": mean(own), "loss": None}
+        return {"accuracy": None, "personal_accuracy": mean(own), "loss": None} | self.attack_success()
+
+    def attack_success(self) -> dict[str, Any]:
+        """Of a backdoor: the part of the test images of other classes that are taken for the target once they have the
+        trigger. With several models, the mean over honest clients, each on its share of the test set."""
+        if self.backdoor is None:
+            return {}
+        door, x, y = self.backdoor, self.data.test_x, self.data.test_y
+        tested = [(self.models[0], door.others)]
+        if len(self.models) > 1:
+            honest = [k for k in range(self.options.clients) if k not in self.attackers]
+            tested = [(self.models[self.model_of[k]], np.intersect1d(self.parts.test[k], door.others)) for k in honest]
+        rates = [door.success(self.outcomes(m, door.on(x[rows]), y[rows]).outputs) for m, rows in tested if len(rows)]
+        return {"attack_success": mean(rates)}
 
     def outcomes(self, model: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> Outcomes:
         return outcomes(

@@ -48,7 +48,7 @@ def losses(sim: Simulation, model: Model, clients: Sequence[int], *, held_out: b
     parts = sim.parts
     rows = [parts.held_out[k] if held_out and len(parts.held_out[k]) else parts.train[k] for k in clients]
     every = np.concatenate(rows)
-    seen = sim.outcomes(model, sim.data.x[every], sim.labels[every])
+    seen = sim.outcomes(model, sim.x[every], sim.labels[every])
     ends = np.cumsum([0, *map(len, rows)])
     means = np.array([seen.of(np.arange(a, b))[1] for a, b in itertools.pairwise(ends)])
     return np.where(np.isfinite(means), means, np.finfo(np.float64).max)

@@ -52,11 +52,17 @@ def models():
 PARAMS = ["a", "b", "codes"]
 
 
+def sent_by(kind, start, trained, strength, rng):
+    """By a single client, who is malicious"""
+    told = {"strength": strength, "knows": "honest", "direction": "unit", "rngs": [rng]}
+    return attack.sent(kind, [start], [trained], [0], PARAMS, **told)[0]
+
+
 @pytest.mark.parametrize(("kind", "sign"), [("flip", -1), ("scale", 1)])
 def test_flip_and_scale_by_hand(kind, sign, models):
     start, trained = models
     before = snapshot(start, trained)
-    sent = attack.apply(kind, start, trained, PARAMS, 3.0, np.random.default_rng(0))
+    sent = sent_by(kind, start, trained, 3.0, np.random.default_rng(0))
     for key in ("a", "b"):
         torch.testing.assert_close(sent[key], start[key] + sign * 3 * (trained[key] - start[key]))
     for key in ("codes", "bn.running_mean", "bn.num_batches_tracked"):
@@ -68,7 +74,7 @@ def test_flip_and_scale_by_hand(kind, sign, models):
 
 def test_noise_by_hand(models):
     start, trained = models
-    sent = attack.apply("noise", start, trained, PARAMS, 7.0, np.random.default_rng(3))
+    sent = sent_by("noise", start, trained, 7.0, np.random.default_rng(3))
     rng = np.random.default_rng(3)
     z = {"a": rng.standard_normal((4, 3)), "b": rng.standard_normal(5)}
     d = np.concatenate([(trained[k] - start[k]).double().numpy().ravel() for k in z])
@@ -83,11 +89,11 @@ def test_noise_by_hand(models):
 
 def test_noise_of_a_client_that_did_not_move(models):
     start, _ = models
-    sent = attack.apply("noise", start, start, PARAMS, 7.0, np.random.default_rng(3))
+    sent = sent_by("noise", start, start, 7.0, np.random.default_rng(3))
     assert all(torch.equal(sent[key], start[key]) for key in start)
 
 
-@pytest.mark.parametrize("kind", ["noise", "flip", "scale"])
+@pytest.mark.parametrize("kind", ["noise", "flip", "scale", "alie", "ipm", "min-max", "min-sum"])
 @pytest.mark.parametrize("model", ["mlp", "resnet8"])
 def test_only_attackers_change_and_only_their_parameters(kind, model, digits, monkeypatch):
     torch.set_num_threads(1)
@@ -123,9 +129,10 @@ def test_without_attackers_nothing_changes(digits, tmp_path):
     assert curve(tmp_path / "none") == curve(tmp_path / "noise")
 
 
-@pytest.mark.parametrize("kind", ["noise", "scale"])
+@pytest.mark.parametrize("kind", ["noise", "scale", "alie", "ipm", "min-max", "min-sum", "labels", "backdoor"])
 def test_an_attacked_run_is_repeated_and_resumed_to_the_same_curve(kind, digits, tmp_path):
-    options = {"attack": kind, "attackers": 0.3, "attack_strength": 2.0, "participation": 0.5, "rounds": 4}
+    options = {"attack": kind, "attackers": 0.3, "participation": 0.5, "rounds": 4}
+    options |= {} if kind.startswith("min") else {"attack_strength": 2.0}
     simulate(run_of(**options), tmp_path / "a", dataset=digits)
     simulate(run_of(**options | {"rounds": 2}), tmp_path / "b", dataset=digits)
     simulate(run_of(**options), tmp_path / "b", dataset=digits, resume=True)
@@ -154,7 +161,7 @@ def test_a_run_that_attackers_end_is_a_result(digits, tmp_path):
 def test_a_run_from_before_there_were_attacks_goes_on(digits, tmp_path):
     simulate(run_of(), tmp_path, dataset=digits)
     old = json.loads((tmp_path / "config.json").read_text())
-    for name in ("attack", "attackers", "attack_strength"):
+    for name in [name for name in old if name.startswith("attack")]:
         del old[name]
     (tmp_path / "config.json").write_text(json.dumps(old))
     assert config.read_json(tmp_path / "config.json") == run_of()
@@ -167,10 +174,14 @@ def test_a_run_from_before_there_were_attacks_goes_on(digits, tmp_path):
 
 def test_attacks_have_labels_and_folders_of_their_own(tmp_path):
     attacked = [
-        run_of(attack="flip", attackers=x, attack_strength=s) for x, s in ((0.1, 10.0), (0.3, 10.0), (0.3, 5.0))
+        run_of(attack="flip", attackers=x, attack_strength=s) for x, s in ((0.1, None), (0.3, None), (0.3, 5.0))
     ]
-    assert [o.label for o in attacked] == ["fedavg, flip 10 %", "fedavg, flip 30 %", "fedavg, flip 30 % x 5"]
-    assert len({comparison.place(tmp_path, o) for o in [run_of(), *attacked]}) == 4
+    attacked += [run_of(attack="min-max", attackers=0.3, attack_direction="std", attack_knows="own")]
+    assert [o.label for o in attacked] == [
+        "fedavg, flip 10 %", "fedavg, flip 30 %", "fedavg, flip 30 % x 5",
+        "fedavg, min-max 30 % (direction=std, knows=own)",
+    ]  # fmt: skip
+    assert len({comparison.place(tmp_path, o) for o in [run_of(), *attacked]}) == 5
 
 
 @pytest.mark.parametrize(
@@ -179,7 +190,12 @@ def test_attacks_have_labels_and_folders_of_their_own(tmp_path):
         (["--attack", "flipp"], "attack='flipp'; expected one of 'none', 'noise', 'flip', 'scale'"),
         (["--attack", "flip", "--attackers", "1.5"], "attackers=1.5; expected a number >= 0 and <= 1"),
         (["--attack", "flip", "--attackers", "some"], "attackers='some'"),
-        (["--attackers", "0.2"], "attackers=0.2 without an attack; choose one: noise, flip, scale"),
+        (["--attackers", "0.2"], "attackers=0.2 without an attack; choose one: noise, flip, scale, alie, ipm, min-max"),
+        (["--attack", "min-max", "--attack-strength", "2"], "attack_strength=2 with min-max, which finds its own"),
+        (["--attack", "alie", "--attack-knows", "all"], "attack_knows='all'; expected one of 'honest', 'own'"),
+        (["--attack", "min-sum", "--attack-direction", "up"], "expected one of 'unit', 'std', 'sign'"),
+        (["--attack", "backdoor", "--attack-target", "-1"], "attack_target=-1; expected an integer >= 0"),
+        (["--attack", "backdoor", "--attack-share", "0"], "attack_share=0; expected a number > 0"),
         (["--attack", "flip", "--attack-strength", "-1"], "attack_strength=-1; expected a number >= 0"),
     ],
 )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fastagg.sim.plots.cosines import by_labels, cosines
-from fastagg.sim.plots.curves import accuracy, coherence, gamma, loss, over_seeds
+from fastagg.sim.plots.curves import accuracy, attack_success, coherence, gamma, loss, over_seeds
 from fastagg.sim.plots.forest import forest
 from fastagg.sim.plots.heads import head_shares, heads
 from fastagg.sim.plots.ideal import ideal
@@ -33,6 +33,7 @@ __all__ = [
     "INK",
     "Drawn",
     "accuracy",
+    "attack_success",
     "by_labels",
     "coherence",
     "cosines",
@@ -110,6 +111,12 @@ def figures(groups: Groups, metric: Metric) -> Iterator[Drawn]:
             f"training loss is the clients' own, while they train.{band}"
         )
         yield Drawn("loss", "Loss", words, figure)
+    if figure := attack_success(groups):
+        words = (
+            "Lower is better: the part of the test images of other classes that the model takes for the attackers' "
+            f"target once their trigger is on them.{band}"
+        )
+        yield Drawn("attack", "Success of the backdoor", words, figure)
     if figure := step(groups):
         words = (
             "How far the global model moves in a round; and relative to the step of FedAvg (weights by data size) with "

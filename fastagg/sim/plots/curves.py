@@ -69,6 +69,12 @@ def loss(groups: Groups) -> Figure | None:
     return draw_panels(groups, panels)
 
 
+def attack_success(groups: Groups) -> Figure | None:
+    """Of a backdoor"""
+    value = lambda m, run: None if m.get("attack_success") is None else 100 * m["attack_success"]  # noqa: E731
+    return draw(groups, value, "attack success (%)")
+
+
 def coherence(groups: Groups) -> Figure | None:
     return draw(groups, lambda m, run: m.get("coherence"), "coherence", reference=0)
 

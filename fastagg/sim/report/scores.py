@@ -44,12 +44,14 @@ def summarise(metrics: Sequence[dict[str, Any]], planned: int, best: str = "max"
     values = curve(metrics, "personal_accuracy" if personal else "accuracy")
     seconds, count = spent(metrics)
     total = sum(seconds.values())
+    success = curve(metrics, "attack_success")
     return {
         "rounds": metrics[-1]["round"], "finished": metrics[-1]["round"] >= planned, "personal": personal,
         "accuracy": score(values, "last_5"), "accuracy_last": values[-1] if values else None,
         "accuracy_last_10": score(values, "last_10"), "accuracy_best": score(values, "best", best),
         "accuracy_best_10": score(values, "best_10", best),
         "personal_accuracy": score(curve(metrics, "personal_accuracy"), "last_5"),
+        **({"attack_success": score(success, "last_5")} if success else {}),
         "seconds": seconds | {"total": total}, "rounds_per_second": count / total if total else None,
         "aggregation_share": seconds["aggregate"] / total if total else None,
     }  # fmt: skip

@@ -23,6 +23,7 @@ def table(groups: Groups) -> list[dict[str, Any]]:
                    is the sample's, with n - 1, and None for one seed; mean is None where a run has no finite accuracy
     scores         (mean, std) of each of report.SCORES
     whole          where labels are compared by personal accuracy: (mean, std) on the whole test set, or None
+    attack_success   (mean, std) of a backdoor's success in the last 5 rounds; (None, None) where there is none
     best           the best mean, or one that is printed alike
     within_noise   the confidence interval of the difference to the best, over the seeds that both have, includes 0;
                    never claimed where that are fewer than two
@@ -40,6 +41,7 @@ def table(groups: Groups) -> list[dict[str, Any]]:
         rows.append({
             "label": label, "runs": len(runs), "mean": scores["last_5"][0], "std": scores["last_5"][1],
             "scores": scores, "best": False, "within_noise": False,
+            "attack_success": _spread([run.summary.get("attack_success") for run in runs]),
             "whole": _spread([value_of(run, plain) for run in runs]) if metric.is_personal else None,
             "unfinished": sum(not run.summary.get("finished", False) for run in runs),
             "rounds_per_second": count / total if timed else None,
@@ -69,7 +71,8 @@ def rows(
     """One plain dict per method and setting:
 
     method, seeds, the options that settings differ in, and of each of report.SCORES the mean over seeds under its name
-    and the standard deviation under <name>_std; against the baseline of the setting (see differences()): baseline,
+    and the standard deviation under <name>_std, and of attack_success if there is a backdoor; against the baseline of
+    the setting (see differences()): baseline,
     difference, low, high, pairs (the number of seeds that both have) and wins (those where the method is better), of
     the chosen score. Values are as recorded: accuracy is a share of 1.
     """
@@ -81,6 +84,8 @@ def rows(
             line = {"method": row["label"], "seeds": row["runs"]} | {name: first.config[name] for name in options}
             for name in SCORES:
                 line[name], line[f"{name}_std"] = row["scores"][name]
+            if row["attack_success"][0] is not None:
+                line["attack_success"], line["attack_success_std"] = row["attack_success"]
             c = found.get((setting, row["label"]))
             line |= {
                 "baseline": c.baseline if c else None, "difference": c.difference.mean if c else None,
@@ -124,18 +129,27 @@ def cells_of(groups: Groups) -> Cells:
     metric = metric_of(groups)
     headings = ["method", metric.headed(metric.words)]
     headings += [metric.headed("on the whole test set")] if metric.is_personal else []
+    rows = table(groups)
+    attacked = any(row["attack_success"][0] is not None for row in rows)
+    headings += ["attack success, %"] if attacked else []
     headings += [metric.headed("best round"), metric.headed("ten best")]
     headings += ["seeds", "rounds/s", "time in aggregation, %"]
     lines = []
-    for row in table(groups):
+    for row in rows:
         cells = [row["label"], ("≈ " if row["within_noise"] else "") + metric.text(row["mean"], row["std"])]
         cells += [metric.text(*row["whole"]) if row["whole"][0] is not None else "-"] if metric.is_personal else []
+        cells += [_success(row)] if attacked else []
         cells += [metric.text(*row["scores"][name]) for name in ("best", "best_10")]
         cells += [str(row["runs"]) + (f" ({row['unfinished']} unfinished)" if row["unfinished"] else "")]
         speed, share = row["rounds_per_second"], row["aggregation_share"]
         cells += ["-" if speed is None else f"{speed:.3g}", "-" if share is None else f"{100 * share:.2g}"]
         lines.append((row["best"] and len(groups) > 1, cells))
     return headings, lines
+
+
+def _success(row: dict[str, Any]) -> str:
+    average, std = row["attack_success"]
+    return "-" if average is None else Metric().text(average, std)
 
 
 def notes_of(groups: Groups) -> list[str]:
@@ -155,6 +169,11 @@ def notes_of(groups: Groups) -> list[str]:
         notes.append(
             f"{personal.words[0].upper() + personal.words[1:]} is each client's model on that client's own test share, "
             "averaged over clients."
+        )
+    if any(row["attack_success"][0] is not None for row in rows):
+        notes.append(
+            "Attack success is the part of the test images of other classes that the model takes for the attackers' "
+            "target once their trigger is on them, in the last rounds; lower is better."
         )
     if any(len(some) > 1 for _, _, some in parts):
         notes.append("Bold is the best.")
