@@ -78,6 +78,7 @@ def bulyan(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -113,6 +114,9 @@ def bulyan(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -133,6 +137,7 @@ def centred_clipping(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -174,6 +179,9 @@ def centred_clipping(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -195,6 +203,7 @@ def cfl(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -242,6 +251,9 @@ def cfl(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -261,6 +273,7 @@ def cwfedavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     class_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -306,6 +319,9 @@ def cwfedavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -326,6 +342,7 @@ def fedadagrad(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -364,6 +381,9 @@ def fedadagrad(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -385,6 +405,7 @@ def fedadam(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -424,6 +445,9 @@ def fedadam(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -441,6 +465,7 @@ def fedadp(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -477,6 +502,9 @@ def fedadp(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -495,6 +523,7 @@ def fedamp(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -535,6 +564,9 @@ def fedamp(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -553,6 +585,7 @@ def fedavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -589,6 +622,9 @@ def fedavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -608,6 +644,7 @@ def fedavgm(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -645,6 +682,9 @@ def fedavgm(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -670,6 +710,7 @@ def fedawa(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     logits: PerClient = ...,
     label_dist: PerClient = ...,
@@ -728,6 +769,9 @@ def fedawa(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -753,6 +797,7 @@ def fedbe(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -806,6 +851,9 @@ def fedbe(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -826,6 +874,7 @@ def feddf(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -872,6 +921,9 @@ def feddf(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -893,6 +945,7 @@ def feddisco(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     label_dist: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -934,6 +987,9 @@ def feddisco(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -950,6 +1006,7 @@ def fedfomo(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     losses: PerClient,
     start_losses: PerClient,
@@ -992,6 +1049,9 @@ def fedfomo(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1018,6 +1078,7 @@ def fedlaw(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1071,6 +1132,9 @@ def fedlaw(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1088,6 +1152,7 @@ def fednova(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     local_steps: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1126,6 +1191,9 @@ def fednova(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1147,6 +1215,7 @@ def fedyogi(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1186,6 +1255,9 @@ def fedyogi(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1206,6 +1278,7 @@ def geometric_median(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1246,6 +1319,9 @@ def geometric_median(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1264,6 +1340,7 @@ def ifca(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     choices: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1305,6 +1382,9 @@ def ifca(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1322,6 +1402,7 @@ def krum(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1357,6 +1438,9 @@ def krum(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1375,6 +1459,7 @@ def ldawa(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1412,6 +1497,9 @@ def ldawa(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1429,6 +1517,7 @@ def meamed(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1464,6 +1553,9 @@ def meamed(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1480,6 +1572,7 @@ def median(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1513,6 +1606,9 @@ def median(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1531,6 +1627,7 @@ def multi_krum(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1567,6 +1664,9 @@ def multi_krum(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1584,6 +1684,7 @@ def phocas(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1619,6 +1720,9 @@ def phocas(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1640,6 +1744,7 @@ def server_ft(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1684,6 +1789,9 @@ def server_ft(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1702,6 +1810,7 @@ def simagg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1737,6 +1846,9 @@ def simagg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1755,6 +1867,7 @@ def simprox(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     lengths: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1791,6 +1904,9 @@ def simprox(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1809,6 +1925,7 @@ def trimmed_mean(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1845,6 +1962,9 @@ def trimmed_mean(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1863,6 +1983,7 @@ def uniform(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1900,6 +2021,9 @@ def uniform(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1918,6 +2042,7 @@ def weiavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     entropies: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1957,6 +2082,9 @@ def weiavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1973,6 +2101,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Bulyan: ...
 @overload
@@ -1987,6 +2116,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CentredClipping: ...
 @overload
@@ -2002,6 +2132,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CFL: ...
 @overload
@@ -2015,6 +2146,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CwFedAvg: ...
 @overload
@@ -2029,6 +2161,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdagrad: ...
 @overload
@@ -2044,6 +2177,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdam: ...
 @overload
@@ -2055,6 +2189,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdp: ...
 @overload
@@ -2067,6 +2202,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAMP: ...
 @overload
@@ -2079,6 +2215,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAvg: ...
 @overload
@@ -2092,6 +2229,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAvgM: ...
 @overload
@@ -2111,6 +2249,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAWA: ...
 @overload
@@ -2130,6 +2269,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedBE: ...
 @overload
@@ -2144,6 +2284,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedDF: ...
 @overload
@@ -2159,6 +2300,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedDisco: ...
 @overload
@@ -2169,6 +2311,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedFomo: ...
 @overload
@@ -2189,6 +2332,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedLAW: ...
 @overload
@@ -2200,6 +2344,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedNova: ...
 @overload
@@ -2215,6 +2360,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedYogi: ...
 @overload
@@ -2229,6 +2375,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> GeometricMedian: ...
 @overload
@@ -2241,6 +2388,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> IFCA: ...
 @overload
@@ -2252,6 +2400,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Krum: ...
 @overload
@@ -2264,6 +2413,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> LDAWA: ...
 @overload
@@ -2275,6 +2425,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MeaMed: ...
 @overload
@@ -2285,6 +2436,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Median: ...
 @overload
@@ -2297,6 +2449,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MultiKrum: ...
 @overload
@@ -2308,6 +2461,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Phocas: ...
 @overload
@@ -2323,6 +2477,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> ServerFT: ...
 @overload
@@ -2335,6 +2490,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> SimAgg: ...
 @overload
@@ -2347,6 +2503,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> SimProx: ...
 @overload
@@ -2359,6 +2516,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> TrimmedMean: ...
 @overload
@@ -2371,6 +2529,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Uniform: ...
 @overload
@@ -2383,6 +2542,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> WeiAvg: ...
 @overload

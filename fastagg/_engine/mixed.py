@@ -91,7 +91,7 @@ class MixedCohort(Cohort):
                 f"the method's weights have shape {weights.values.shape}, expected {self.K} in the last dimension"
             )
         weights = weights.mixed(self._matrix(self.table.K + more))
-        known = bool(self._clients.known_gram(weights.values.ndim == 2))
+        known = self._clients.known_gram(weights.values.ndim == 2) is not None
         return dataclasses.replace(weights, with_gram=weights.with_gram and not known)
 
     def _matrix(self, columns: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """What is done to the clients before a method sees them (its option `pre`), as arithmetic on their Gram.
 
 A stage makes R rows of the K updates, d'_r = sum_k M[r, k] d_k. Stages compose by products of their matrices, each made
-from the Gram M G M' of what the stages before it have left. No mixed model is ever stored: a method sees the rows' Gram,
+from the Gram M G M' that the stages before it have left. No mixed model is ever stored: a method sees the rows' Gram,
 and its weights l of the rows are weights M'l of the clients.
 
     nnm         every client becomes the mean of the K - f nearest to it, itself included (Allouah et al., AISTATS 2023)
@@ -12,7 +12,6 @@ and its weights l of the rows are weights M'l of the clients.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,9 @@ class Rows:
 
     def squared_distances(self) -> np.ndarray:
         """||d'_r - d'_s||^2: [R, R]"""
-        return transformed(self.near if sums_to_one(self.matrix) else self.gram, self.matrix).squared_distances().numpy()
+        return (
+            transformed(self.near if sums_to_one(self.matrix) else self.gram, self.matrix).squared_distances().numpy()
+        )
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,9 @@ def _stage(method: str, given: Any, f: int | None) -> Stage:
         values["f"] = f
     for key, value in values.items():
         if value is None:
-            raise ValueError(f'{where} needs {key}, {NEEDS[key]}: {{"stage": "{name}", "{key}": ..}} or "{name} {key}=.."')
+            raise ValueError(
+                f'{where} needs {key}, {NEEDS[key]}: {{"stage": "{name}", "{key}": ..}} or "{name} {key}=.."'
+            )
     check_options(cls, where, values)
     return cls(**values)
 
@@ -218,7 +221,8 @@ def matrix_of(stages: Sequence[Stage], K: int, turn: int, gram: Gram | None, nea
             members = (bucket == np.arange(bucket.max() + 1)[:, None]).astype(np.float64)
             matrix = members / members.sum(1, keepdims=True) @ matrix
         else:
-            assert gram is not None and near is not None
+            assert gram is not None
+            assert near is not None
             matrix = stage.matrix(Rows(matrix, gram, near)) @ matrix
     return matrix
 

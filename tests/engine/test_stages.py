@@ -208,8 +208,10 @@ def test_order_does_not_matter(name, pre):
         torch.testing.assert_close(found.gram.squares.double(), squares(g, clients), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "median", "geometric_median", "fedawa", "centred_clipping", "ldawa", "fedadam"])
-@pytest.mark.parametrize("pre", ["nnm f=0", "arc f=0", "clipping c=1e-3", "bucketing", "bucketing s=3 + nnm f=0 + arc f=0"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "median", "geometric_median", "fedawa", "centred_clipping", "ldawa", "fedadam"]
+)
+@pytest.mark.parametrize("pre", ["nnm f=0", "arc f=0", "clipping c=1e-3", "bucketing", "bucketing + nnm f=0 + arc f=0"])
 def test_degenerate_cohorts(name, pre):
     for what, g, clients in [*degenerate(SHAPES), ("one client", *models(1))]:
         found = fastagg.aggregator(name, pre=pre).aggregate(g, clients)
@@ -307,15 +309,13 @@ def test_values_of_clients_in_buckets():
 def test_every_method_takes_stages_or_says_why_not(name, pre):
     g, clients = models(7, dtype=torch.float32)
     options = {"f": 0} if name in ("krum", "multi_krum", "bulyan") else OPTIONS[name]
-    try:
-        server = fastagg.aggregator(name, **options, pre=pre)
-    except ValueError as error:
-        assert "cannot be before it: it " in str(error)
-        cls = registry()[name]
-        remembers = name == "fedadp" or any(spec.required for spec in cls.round_inputs)
-        assert cls.produces != "global" or (remembers and pre.startswith("bucketing"))
+    cls, buckets = registry()[name], pre.startswith("bucketing")
+    if cls.produces != "global" or (buckets and (name == "fedadp" or any(spec.required for spec in cls.round_inputs))):
+        with pytest.raises(ValueError, match="cannot be before it: it "):
+            fastagg.aggregator(name, **options, pre=pre)
         return
-    result = server.aggregate(g, clients, **{} if pre.startswith("bucketing") else round_inputs(name, 7))
+    server = fastagg.aggregator(name, **options, pre=pre)
+    result = server.aggregate(g, clients, **{} if buckets else round_inputs(name, 7))
     assert result.weights.shape[-1] == 7
 
 
@@ -368,7 +368,7 @@ def test_wrong_options(pre, words):
 def test_too_many_faulty():
     g, clients = models(6)
     for pre in ("nnm f=3", "arc f=3"):
-        with pytest.raises(InputError, match=f"{pre[:3]}: f=3 needs more than 2 f = 6 clients or buckets, got 6; .* is 2"):
+        with pytest.raises(InputError, match=f"{pre[:3]}: f=3 needs more than 2 f = 6 clients .*, got 6; .* is 2"):
             fastagg.fedavg(g, clients, pre=pre)
     with pytest.raises(InputError, match="got 3; the largest f possible is 1"):
         fastagg.fedavg(g, clients, pre="bucketing + nnm f=2")
