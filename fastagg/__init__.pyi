@@ -88,6 +88,7 @@ def bulyan(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -123,6 +124,9 @@ def bulyan(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -140,6 +144,7 @@ def caf(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -175,6 +180,9 @@ def caf(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -195,6 +203,7 @@ def centred_clipping(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -236,6 +245,9 @@ def centred_clipping(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -257,6 +269,7 @@ def cfl(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -304,6 +317,9 @@ def cfl(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -323,6 +339,7 @@ def cwfedavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     class_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -368,6 +385,9 @@ def cwfedavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -386,6 +406,7 @@ def dnc(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -423,6 +444,9 @@ def dnc(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -443,6 +467,7 @@ def fedadagrad(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -481,6 +506,9 @@ def fedadagrad(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -502,6 +530,7 @@ def fedadam(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -541,6 +570,9 @@ def fedadam(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -558,6 +590,7 @@ def fedadp(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -594,6 +627,9 @@ def fedadp(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -612,6 +648,7 @@ def fedamp(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -652,6 +689,9 @@ def fedamp(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -670,6 +710,7 @@ def fedavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -706,6 +747,9 @@ def fedavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -726,6 +770,7 @@ def fedavgm(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -765,6 +810,9 @@ def fedavgm(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -790,6 +838,7 @@ def fedawa(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     logits: PerClient = ...,
     label_dist: PerClient = ...,
@@ -848,6 +897,9 @@ def fedawa(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -873,6 +925,7 @@ def fedbe(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -926,6 +979,9 @@ def fedbe(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -946,6 +1002,7 @@ def feddf(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -992,6 +1049,9 @@ def feddf(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1013,6 +1073,7 @@ def feddisco(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     label_dist: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1054,6 +1115,9 @@ def feddisco(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1071,6 +1135,7 @@ def fedexp(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1107,6 +1172,9 @@ def fedexp(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1123,6 +1191,7 @@ def fedfomo(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     losses: PerClient,
     start_losses: PerClient,
@@ -1167,6 +1236,9 @@ def fedfomo(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1193,6 +1265,7 @@ def fedlaw(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1246,6 +1319,9 @@ def fedlaw(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1263,6 +1339,7 @@ def fednova(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     local_steps: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1301,6 +1378,9 @@ def fednova(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1322,6 +1402,7 @@ def fedyogi(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1361,6 +1442,9 @@ def fedyogi(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1378,6 +1462,7 @@ def flame(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1416,6 +1501,9 @@ def flame(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1432,6 +1520,7 @@ def fltrust(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     server_model: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1472,6 +1561,9 @@ def fltrust(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1489,6 +1581,7 @@ def foolsgold(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1529,6 +1622,9 @@ def foolsgold(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1549,6 +1645,7 @@ def geometric_median(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1589,6 +1686,9 @@ def geometric_median(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1607,6 +1707,7 @@ def ifca(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     choices: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1648,6 +1749,9 @@ def ifca(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1665,6 +1769,7 @@ def krum(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1700,6 +1805,9 @@ def krum(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1718,6 +1826,7 @@ def ldawa(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1755,6 +1864,9 @@ def ldawa(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1772,6 +1884,7 @@ def mda(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1810,6 +1923,9 @@ def mda(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1827,6 +1943,7 @@ def meamed(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1862,6 +1979,9 @@ def meamed(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1878,6 +1998,7 @@ def median(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1911,6 +2032,9 @@ def median(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1929,6 +2053,7 @@ def monna(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1967,6 +2092,9 @@ def monna(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1985,6 +2113,7 @@ def multi_krum(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2021,6 +2150,9 @@ def multi_krum(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2038,6 +2170,7 @@ def phocas(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2073,6 +2206,9 @@ def phocas(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2092,6 +2228,7 @@ def qfedavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     start_losses: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2133,6 +2270,9 @@ def qfedavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2154,6 +2294,7 @@ def server_ft(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2198,6 +2339,9 @@ def server_ft(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2216,6 +2360,7 @@ def simagg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2251,6 +2396,9 @@ def simagg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2269,6 +2417,7 @@ def simprox(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     lengths: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2305,6 +2454,9 @@ def simprox(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2322,6 +2474,7 @@ def smea(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2360,6 +2513,9 @@ def smea(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2378,6 +2534,7 @@ def trimmed_mean(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2414,6 +2571,9 @@ def trimmed_mean(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2432,6 +2592,7 @@ def uniform(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2469,6 +2630,9 @@ def uniform(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2487,6 +2651,7 @@ def weiavg(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
     entropies: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2526,6 +2691,9 @@ def weiavg(
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2542,6 +2710,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Bulyan: ...
 @overload
@@ -2553,6 +2722,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CAF: ...
 @overload
@@ -2567,6 +2737,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CentredClipping: ...
 @overload
@@ -2582,6 +2753,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CFL: ...
 @overload
@@ -2595,6 +2767,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> CwFedAvg: ...
 @overload
@@ -2607,6 +2780,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> DnC: ...
 @overload
@@ -2621,6 +2795,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdagrad: ...
 @overload
@@ -2636,6 +2811,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdam: ...
 @overload
@@ -2647,6 +2823,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAdp: ...
 @overload
@@ -2659,6 +2836,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAMP: ...
 @overload
@@ -2671,6 +2849,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAvg: ...
 @overload
@@ -2685,6 +2864,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAvgM: ...
 @overload
@@ -2704,6 +2884,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedAWA: ...
 @overload
@@ -2723,6 +2904,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedBE: ...
 @overload
@@ -2737,6 +2919,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedDF: ...
 @overload
@@ -2752,6 +2935,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedDisco: ...
 @overload
@@ -2763,6 +2947,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedExP: ...
 @overload
@@ -2773,6 +2958,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedFomo: ...
 @overload
@@ -2793,6 +2979,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedLAW: ...
 @overload
@@ -2804,6 +2991,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedNova: ...
 @overload
@@ -2819,6 +3007,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedYogi: ...
 @overload
@@ -2830,6 +3019,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FLAME: ...
 @overload
@@ -2840,6 +3030,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FLTrust: ...
 @overload
@@ -2851,6 +3042,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FoolsGold: ...
 @overload
@@ -2865,6 +3057,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> GeometricMedian: ...
 @overload
@@ -2877,6 +3070,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> IFCA: ...
 @overload
@@ -2888,6 +3082,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Krum: ...
 @overload
@@ -2900,6 +3095,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> LDAWA: ...
 @overload
@@ -2911,6 +3107,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MDA: ...
 @overload
@@ -2922,6 +3119,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MeaMed: ...
 @overload
@@ -2932,6 +3130,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Median: ...
 @overload
@@ -2944,6 +3143,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MoNNA: ...
 @overload
@@ -2956,6 +3156,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> MultiKrum: ...
 @overload
@@ -2967,6 +3168,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Phocas: ...
 @overload
@@ -2980,6 +3182,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> QFedAvg: ...
 @overload
@@ -2995,6 +3198,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> ServerFT: ...
 @overload
@@ -3007,6 +3211,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> SimAgg: ...
 @overload
@@ -3019,6 +3224,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> SimProx: ...
 @overload
@@ -3030,6 +3236,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> SMEA: ...
 @overload
@@ -3042,6 +3249,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> TrimmedMean: ...
 @overload
@@ -3054,6 +3262,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> Uniform: ...
 @overload
@@ -3066,6 +3275,7 @@ def aggregator(
     layers: Callable[[str], str] | None = None,
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> WeiAvg: ...
 @overload

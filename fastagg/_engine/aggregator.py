@@ -24,6 +24,8 @@ from fastagg._engine.inputs import ClientId, RoundInput, missing_global, read_cl
 from fastagg._engine.numerics import float64
 from fastagg._engine.options import SetBy
 from fastagg._engine.result import Result, Results
+from fastagg._engine.stages import Pre, Stage, make_buckets
+from fastagg._engine.stages import read as read_stages
 from fastagg._engine.table import Layers, Layout, Out, Params, StateDict
 from fastagg._engine.weights import Weights
 
@@ -51,6 +53,9 @@ class Aggregator(Generic[R]):
     gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
                     that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
                     "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -86,7 +91,10 @@ class Aggregator(Generic[R]):
     layers: Layers = None
     on_bad_client: Literal["raise", "drop"] = "raise"
     gram: Literal["auto", "full"] = "auto"
+    pre: Pre = None
     group: Any = None
+    stages: tuple[Stage, ...] = field(init=False, default=(), repr=False)  # what pre says
+    turn: int = field(init=False, default=0, repr=False)  # how many rounds there have been
     # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
     state: Any = field(init=False, default=None, repr=False)
     _unnamed: int | None = field(init=False, default=None, repr=False)  # clients of the last round, if it had no ids
@@ -103,6 +111,11 @@ class Aggregator(Generic[R]):
         if self.params is not None and not isinstance(self.params, torch.nn.Module):
             self.params = frozenset(self.params)  # an iterator would be empty in the next round
         self.check_options()
+        self.stages = read_stages(self.name, self.pre, self.tolerates())
+        if self.stages:
+            vars(self).update(needs_global=True)  # of this object: updates are mixed
+            if why := self.why_not_pre(make_buckets(self.stages)):
+                raise ValueError(f"{self.name}: pre={self.pre!r} cannot be before it: {why}")
         if self.group is not None and (why := self.why_not_over_group(None)):
             raise ValueError(f"{self.name}: {why}")
 
@@ -179,6 +192,23 @@ class Aggregator(Generic[R]):
         """The memory that the state needs in a round, for parameters with these numbers of elements and dtypes"""
         return 0
 
+    def tolerates(self) -> int | None:
+        """How many faulty clients it is made for, if it says so: the f of stages that are given none"""
+        return getattr(self, "f", None)
+
+    def why_not_pre(self, buckets: bool) -> str:
+        """Why it cannot work on what stages make of the clients (or on buckets of them); empty if it can"""
+        if self.produces != "global":
+            return "it gives models to clients, not one model"
+        if self.reads == "models" or type(self).combine is not Aggregator.combine:
+            return "it uses the models themselves, and mixed ones do not exist"
+        if buckets and type(self).known_clients is not Aggregator.known_clients:
+            return "it remembers clients, and buckets of them are others in every round"
+        for spec in self.round_inputs:
+            if buckets and spec.required and spec.per_client:
+                return f"it needs {spec.name} of each client, and sees buckets of them"
+        return ""
+
     @property
     def min_clients(self) -> int:
         """The smallest number of clients that a round can have"""
@@ -202,12 +232,17 @@ class Aggregator(Generic[R]):
         """Called for a single round whose state is not kept; a method that depends on its state warns"""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a server saves to resume after a crash: plain data and tensors"""
-        return {"method": self.name}
+        """What a server saves to resume after a crash: plain data and tensors. Methods add theirs to it."""
+        return {"method": self.name} | ({"turn": self.turn} if make_buckets(self.stages) else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state_dict(). One that does not fit raises InputError and changes nothing."""
+        """Loads a state_dict(). One that does not fit raises InputError and changes nothing. Methods load theirs, and
+        call this before they change anything."""
         self.check_state(state, ())
+        turn = state.get("turn", 0)
+        if not isinstance(turn, int) or isinstance(turn, bool) or turn < 0:
+            raise InputError(f"{self.name} state: turn is {turn!r}, expected how many rounds there have been")
+        self.turn = turn
 
     # What a server calls
 
@@ -246,10 +281,12 @@ class Aggregator(Generic[R]):
     def commit(self, kept: rounds.Kept) -> None:
         """Remembers a round: the last thing that is done in it"""
         self.state, self._unnamed = kept
+        self.turn += 1
 
     def comparable_options(self) -> dict[str, Any]:
         """Options that have to be the same in all processes of a group, and can be compared"""
-        return {name: getattr(self, name) for name in options.options_of(type(self)) if name not in NOT_COMPARED}
+        names = [name for name in options.options_of(type(self)) if name not in NOT_COMPARED]
+        return {name: getattr(self, name) for name in names} | {"pre": repr(self.stages)}
 
     def check_unnamed(self, K: int) -> None:
         """Clients without ids are known by their positions, which says nothing once the cohort has changed."""

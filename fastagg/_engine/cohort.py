@@ -147,6 +147,10 @@ class Cohort:
             self._distance_grams[layerwise] = gram
         return self._distance_grams[layerwise]
 
+    def of_clients(self, values: np.ndarray) -> np.ndarray:
+        """Weights of what the method sees, as those of the clients: [.., K]"""
+        return values if values.shape[-1] == self.K else values[..., : self.K].copy()
+
     def add_model(self, tensors: Sequence[torch.Tensor], not_finite: str) -> None:
         """A model of the server's own as one more row, behind the clients, of the Gram and of the weights' values
 
@@ -212,7 +216,7 @@ class Cohort:
         fresh   into memory of its own, for a model that is not the round's result
         """
         if weights.ranked is not None:
-            return [self._rank(weights.ranked, np.flatnonzero(weights.values > 0).tolist())]
+            return [self._rank(weights.ranked, np.flatnonzero(weights.values > 0).tolist(), weights.mixing)]
         if weights.only_used:
             return self._mix_used(weights, several)
         table, w, row, layerwise = self._rows_of(weights, several)
@@ -264,7 +268,8 @@ class Cohort:
         if weights.center is not None:
             table = table.with_center_as_client()
             w = np.concatenate([w, np.broadcast_to(weights.center, w.shape[:-1])[..., None]], axis=-1)
-            others = np.concatenate([others, np.zeros(others.shape[:-1])[..., None]], axis=-1)
+            rest = np.broadcast_to(weights.others_center, others.shape[:-1])[..., None]
+            others = np.concatenate([others, rest], axis=-1)
             others = others if isinstance(weights.others, np.ndarray) else w
         self._check_weights(w, others)
         w, others = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, others))  # [L or 1, M, K]
@@ -292,15 +297,18 @@ class Cohort:
         row = ranks.only(~self.table.layout.is_param)
         self.access.ranked_means(self.table, ranks.means(ranks.median(self.K)), row, into=results)
 
-    def _rank(self, mean: RankedMean, clients: list[int]) -> Result:
-        """The model whose parameters are such a mean of these clients' values, element by element. What is not a
-        parameter becomes the median over all clients. One read."""
+    def _rank(self, mean: RankedMean, clients: list[int], mixing: np.ndarray | None) -> Result:
+        """The model whose parameters are such a mean of these clients' values, or of mixtures of them, [R, K], element
+        by element. What is not a parameter becomes the median over all clients. One read."""
         is_param, K = self.table.layout.is_param, self.K
-        if len(clients) == K:
+        if mixing is not None:
+            clients = np.flatnonzero(mixing.any(0)).tolist() or [0]  # where all of them are the global model
+            mixing = np.ascontiguousarray(mixing[:, clients])
+        elif len(clients) == K:
             both, row = ranks.means(mean, ranks.median(K)), np.where(is_param, 0, 1).astype(np.int32)
             return self.access.ranked_means(self.table, both, row, self.out)[0]
         part = self.table.part(clients)
-        results = self.access.ranked_means(part, ranks.means(mean), ranks.only(is_param), self.out)
+        results = self.access.ranked_means(part, ranks.means(mean), ranks.only(is_param), self.out, mixing=mixing)
         self._median_of_others(results)
         return results[0]
 

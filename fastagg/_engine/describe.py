@@ -42,8 +42,7 @@ WEIGHTS = (ClientValue("weights", missing=0.0), ClientValue("mixing", missing=0.
 
 def describe(result: Result, cohort: Cohort, weights: Weights) -> Result:
     """A result that says how it came about"""
-    values = weights.values[..., : cohort.K]
-    _describe(result, cohort, values if values.shape == weights.values.shape else values.copy())
+    _describe(result, cohort, cohort.of_clients(weights.values))
     result.__dict__.update(weights.about)
     return result
 

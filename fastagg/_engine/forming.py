@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fastagg._engine.stages import read_gram
 from fastagg._engine.table import Table
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ PER_CLIENT = {"cpu": 0.07, "cuda": 0.025}
 
 
 def is_wanted(method: Aggregator, table: Table, pass_cost: float, any_part: Callable[[bool], bool] = bool) -> bool:
-    """Whether a round of this method forms the Gram
+    """Whether a round of this method forms the Gram. Stages before a method mix what is formed.
 
     pass_cost   what a pass over the clients costs, in reads of memory
     any_part    of a model that is spread over processes: whether something is true of any part
     """
-    if method.reads != "products" or method.gram == "full" or table.K <= FEW:
+    if method.stages or method.reads != "products" or method.gram == "full" or table.K <= FEW:
         return True
     float64 = any_part(torch.float64 in table.layout.gram_dtypes)  # its products take twice as long
     form = table.K * PER_CLIENT.get(table.device.type, PER_CLIENT["cpu"]) * (2 if float64 else 1)
@@ -37,6 +38,8 @@ def is_wanted(method: Aggregator, table: Table, pass_cost: float, any_part: Call
 def passes(method: Aggregator, table: Table, pass_cost: float, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
     """The passes over the clients that a round makes, at least"""
     declared = method.passes(table.layout, inputs)
+    if read_gram(method.stages):  # before all else, and formed
+        return ("gram", *("mix" if kind == "gram_mix" else kind for kind in declared if kind != "gram"))
     if is_wanted(method, table, pass_cost):
         return declared
     products = max(method.products(), 1)

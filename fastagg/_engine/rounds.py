@@ -15,7 +15,9 @@ from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.cohort import Cohort
 from fastagg._engine.describe import in_callers_order
 from fastagg._engine.inputs import RoundInput, data_shares, read_client_ids, read_inputs, read_sizes
+from fastagg._engine.mixed import MixedCohort
 from fastagg._engine.outputs import list_of
+from fastagg._engine.stages import make_buckets
 from fastagg._engine.table import Out, StateDict, Table
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ def run(
     if method.needs_global and global_sd is None:
         raise method.missing_global()
     values, bad = read_inputs(method.name, method.round_inputs, inputs, ids)
+    if make_buckets(method.stages):
+        for name in (spec.name for spec in method.round_inputs if spec.per_client and spec.name in values):
+            raise InputError(f"{method.name}: {name} are of clients, and it sees buckets of them: pre has bucketing")
     amounts, no_size = read_sizes(sizes, ids)
     bad |= no_size
     bad |= {k: str(sd) for k, sd in enumerate(client_sds) if isinstance(sd, InputError)}  # whatever else is wrong
@@ -115,7 +120,12 @@ def _compute(
         forms_gram=forming.is_wanted(method, table, access.pass_cost, access.any),
     )  # fmt: skip
     try:
-        return method.combine(cohort, **values), cohort.state
+        if not method.stages:
+            return method.combine(cohort, **values), cohort.state
+        mixed = MixedCohort(cohort, method.stages, method.turn)
+        result = method.combine(mixed, **values)
+        mixed.spread(result, method.client_values)
+        return result, mixed.state
     finally:
         cohort.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,14 @@ class Weights:
     center        how much of the global model is added: a number, [M], or [L, M]
     others        weights of the tensors that are not parameters (BatchNorm's statistics), in the form of values;
                   "median": their coordinate-wise median over all clients, which no minority can move far
+    others_center how much of the global model is added to them, where others are given and center is
     others_for    which tensors these are, [T] bool; default: those that are not parameters
     only_used     clients of weight 0 are not read for the parameters; the Gram has shown that they are finite
     with_gram     compute the Gram in the same read as the sum: for weights that did not need it
     ranked        the parameters are, element by element, this mean by rank of the clients with a positive weight, in
                   place of the sum. Such clients must have equal weights
+    mixing        [R, K]: of these mixtures of the clients instead, completed with the global model where a row does not
+                  sum to 1
     about         what the result says besides, by name: result.gamma, result.angles, ... Of methods with a model per
                   cluster, "clusters" must be among them: the client ids of each model
     """
@@ -36,10 +39,12 @@ class Weights:
     scale: float = 1.0
     center: np.ndarray | float | None = None
     others: np.ndarray | str | None = None
+    others_center: np.ndarray | float = 0.0
     others_for: np.ndarray | None = None
     only_used: bool = False
     with_gram: bool = False
     ranked: RankedMean | None = None
+    mixing: np.ndarray | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,6 +67,24 @@ class Weights:
             what = type(decided).__name__ if decided is not None else None
             raise TypeError(f"{method}: weigh() returned {what}, expected an array of weights, or Weights")
         return weights
+
+    def mixed(self, rows: np.ndarray) -> Weights:
+        """The same for K clients, of which the models weighted here, for one new model, are rows [R, K]: model r is g +
+        sum_k rows[r, k] (w_k - g), so what its row lacks to 1 is the global model's"""
+        rest = 1 - rows.sum(1)
+        values, others = self.values @ rows, self.others
+        center, others_center = self.center, self.others_center
+        if np.abs(rest).max() > 1e-12:
+            if others is None and center is None:
+                others = self.values
+            if isinstance(others, np.ndarray):
+                others_center = others_center + (others @ rest)[..., None]
+            center = (0.0 if center is None else center) + self.scale * (self.values @ rest)[..., None]
+        return replace(
+            self, values=values, center=center, others_center=others_center,
+            others=others @ rows if isinstance(others, np.ndarray) else others,
+            mixing=None if self.ranked is None else np.ascontiguousarray(rows[self.values > 0]),
+        )  # fmt: skip
 
     def check_form(self, method: str, produces: str, K: int) -> None:
         """That there are as many models as the method has to give"""

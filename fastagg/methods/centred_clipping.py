@@ -77,7 +77,8 @@ class CentredClipping(GlobalAggregator):
     def state_dict(self) -> dict[str, Any]:
         """The update of the last round by key: {"method": .., "previous": {key: tensor}}; none without a round, or with
         center="global\""""
-        return {"method": self.name, "previous": {key: value.clone() for key, value in (self.state or {}).items()}}
+        previous = {key: value.clone() for key, value in (self.state or {}).items()}
+        return {**super().state_dict(), "previous": previous}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("previous",))
@@ -89,6 +90,7 @@ class CentredClipping(GlobalAggregator):
         for key, value in previous.items():
             check_tensor(f"{self.name} state: previous update of {key!r}", key, value)
         copies = {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in previous.items()}
+        super().load_state_dict(state)
         self.state = copies or None
 
 

@@ -39,6 +39,8 @@ class FedAvg(GlobalAggregator):
             vars(self).update(needs_global=True)  # of this object
 
     def missing_global(self) -> InputError:
+        if self.server_lr == 1:
+            return super().missing_global()
         return InputError(
             f"{self.name}: the global model is None; server_lr={self.server_lr:g} is a step from the model the clients "
             "started from"

@@ -192,6 +192,9 @@ class FedAWA(GlobalAggregator):
         """What the clients' logits are remembered by"""
         return cohort.ids if self.logits_by == "id" else cohort.positions
 
+    def why_not_pre(self, buckets: bool) -> str:
+        return super().why_not_pre(buckets and self.variant == "released")  # the others remember nothing
+
     def known_clients(self) -> Iterable[Any]:
         return self.state.logits if self.logits_by == "id" else ()
 
@@ -207,7 +210,7 @@ class FedAWA(GlobalAggregator):
     def state_dict(self) -> dict[str, Any]:
         """Plain data: strings, lists and one float64 tensor [clients] or [clients, L]."""
         return {
-            "method": self.name,
+            **super().state_dict(),
             "variant": self.variant,
             "logits_by": self.logits_by,
             "layers": None if self.state.layers is None else list(self.state.layers),
@@ -233,6 +236,7 @@ class FedAWA(GlobalAggregator):
             raise InputError(f"fedawa state: logits have shape {logits.shape}, expected {expected}")
         if not np.isfinite(logits).all():
             raise InputError("fedawa state: logits are not finite")
+        super().load_state_dict(state)
         self.state = Carried(dict(zip(ids, logits, strict=True)), layers)
 
 

@@ -104,7 +104,7 @@ class ServerOptimiser(GlobalAggregator):
             else:
                 deltas = cohort.wide_updates(weights) if wide else dict(values)
             moments, found = self._advance_all(table, params, deltas, values)
-        counts = np.abs(weights.values).reshape(-1, weights.values.shape[-1]).max(0)[: cohort.K] > 0
+        counts = np.abs(cohort.of_clients(weights.values)).reshape(-1, table.K).max(0) > 0
         clients = {k for t, _ in found for k in self._blamed(table, counts, t)}
         cohort.access.refuse(table, sorted(clients), f"{self.name}: {found[0][1]}" if found else "")
         cohort.state = Remembered(moments, of_weights)
@@ -203,6 +203,12 @@ class ServerOptimiser(GlobalAggregator):
     def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
         return "" if self._method is None else self._method.why_not_over_group(inputs)
 
+    def tolerates(self) -> int | None:
+        return None if self._method is None else self._method.tolerates()
+
+    def why_not_pre(self, buckets: bool) -> str:
+        return "" if self._method is None else self._method.why_not_pre(buckets)
+
     @property
     def min_clients(self) -> int:
         return 1 if self._method is None else self._method.min_clients
@@ -223,7 +229,7 @@ class ServerOptimiser(GlobalAggregator):
             for moment in self.moments
         }
         of_weights = {} if self._method is None else {"weights": self._weights_method.state_dict()}
-        return {"method": self.name, **moments, **of_weights}
+        return {**super().state_dict(), **moments, **of_weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, self.moments if self._method is None else (*self.moments, "weights"))
@@ -240,6 +246,7 @@ class ServerOptimiser(GlobalAggregator):
         method = self._weights_method
         if method is not None:
             method.load_state_dict(state["weights"])
+        super().load_state_dict(state)
         self.state = Remembered(loaded if form else {}, None if method is None else method.state)
 
     def _checked(self, moment: str, key: Any, value: Any) -> torch.Tensor:

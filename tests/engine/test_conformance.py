@@ -131,6 +131,34 @@ def test_reads_are_as_declared_if_no_gram_is_formed(name, more):
     assert "gram" not in access.read or server.reads == "pairs"
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        ("fedavg", {"pre": "nnm f=1"}, ["gram", "mix"]),
+        ("fedavg", {"pre": "bucketing"}, ["mix"]),
+        ("krum", {"pre": "nnm"}, ["gram", "mix"]),
+        ("trimmed_mean", {"pre": "bucketing + arc f=1"}, ["gram", "ranks"]),
+        ("trimmed_mean", {"pre": "bucketing"}, ["ranks"]),
+        ("bulyan", {"f": 1, "pre": "clipping c=1"}, ["gram", "ranks"]),
+        ("ldawa", {"pre": "nnm f=1"}, ["gram", "mix"]),  # its Gram of layers serves the stages too
+        ("fedawa", {"pre": "nnm f=1", "layerwise": True}, ["gram", "mix"]),
+        ("fedawa", {"pre": "nnm f=1", "variant": "released"}, ["gram", "mix"]),
+        ("fedavgm", {"pre": "arc", "weights": "krum"}, ["gram", "mix"]),
+        ("fedavgm", {"pre": "arc f=1"}, ["gram", "mix"]),
+    ],
+    ids=str,
+)
+def test_reads_with_stages(name, more, expected):
+    server = fastagg.aggregator(name, **more)
+    g, clients = cohort()
+    access = Watched(pairs=True)
+    with never_formed():  # stages have it formed
+        assert list(forming.passes(server, access.build(g, clients), access.pass_cost, {})) == expected
+        result, _ = rounds.run(server, access, g, clients, None, None, None, {})
+    assert access.read == expected
+    assert result.gram is None or result.gram.formed
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_whole(name):
     cls = registry()[name]

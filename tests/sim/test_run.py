@@ -85,6 +85,7 @@ def test_same_seed_same_curve_another_seed_another(digits, tmp_path):
         {"method": "fedawa", "participation": 0.5}, {"method": "fedadam"}, {"method": "feddyn", "stragglers": 0.5},
         {"method": "fedamp"}, {"method": "cfl", "options": {"eps1": 100.0, "eps2": 0.0}}, {"method": "fedadp"},
         {"method": "fedavg", "model": "resnet8", "samples": 120}, {"method": "fedavg", "selection": "window"},
+        {"method": "median", "options": {"pre": ["bucketing", {"stage": "nnm", "f": 1}]}},
     ],
     ids=lambda o: o["method"] + o.get("model", "") + o.get("selection", ""),
 )  # fmt: skip

@@ -23,6 +23,9 @@ CASES = {name: {} for name in METHODS if name not in IN_MEMORY} | {
     "cwfedavg, some": {"scope": "^fc"},
     "multi_krum, two": {"m": 2},
     "geometric_median, alike": {"weighted": False},
+    "krum, mixed": {"pre": "nnm"},
+    "trimmed_mean, mixed": {"pre": "bucketing + arc f=1 + nnm"},
+    "fedavgm, mixed": {"weights": {"method": "simprox"}, "pre": "clipping c=0.1 + nnm f=2"},
     "centred_clipping, previous": {"center": "previous", "tau": 0.3, "iterations": 2},
 }
 CHECKS = {}
