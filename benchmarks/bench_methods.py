@@ -8,7 +8,7 @@ from benchmarks.torch_code import CONTESTANTS
 from fastagg._engine.options import options_of
 from fastagg._engine.registry import registry
 
-ELSEWHERE = {"fedavg", "fedawa"}  # in the suites of their own
+ELSEWHERE = {"fedavg", "fedawa", "median", "trimmed_mean"}  # in the suites of their own
 
 
 def depends_on_the_model(cls: type) -> bool:

@@ -48,6 +48,10 @@ def aims(records: list[Record]) -> tuple:
     few, many = (find(records, "over_k_fedawa_released", ("mlp_1m", K, "float32")) for K in (100, 400))
     if few and many:
         row("fedawa released", many, lambda r: 4.4 * few.median(), "4.4 times 100 clients")
+    for name in ("median", "trimmed_mean"):
+        row(f"{name}, out=", find(records, name), lambda r: 2.5 * r.median("R"), "2.5 R")
+        row(f"{name}, out=", find(records, name, ("resnet18", 100, "float32")), lambda r: 5 * r.median("R"), "5 R")
+        row(f"{name}, out=", find(records, name), lambda r: r.median("torch.sort") / 15, "a 15th of torch.sort")
     foreach = lambda share: lambda r: share * r.median("torch._foreach_ FedAvg")  # noqa: E731
     small = ("resnet20", 20, "float32")
     row("fedavg, out=", find(records, "fedavg", small), lambda r: 0.45 * r.median("torch._foreach_"),

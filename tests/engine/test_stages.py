@@ -18,7 +18,7 @@ from fastagg._engine.files import command
 from fastagg._engine.files.job import Job
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, clone, degenerate, flat, make, snapshot
-from helpers.every_method import METHODS, OPTIONS, TRAINERS, round_inputs
+from helpers.every_method import METHODS, OPTIONS, TRAINERS, cohort, round_inputs
 from helpers.model_files import read_round, write_round
 
 SHAPES = {"a.weight": (20, 7), "a.bias": (20,), "bn.running_mean": (20,), "b.weight": (9, 20)}
@@ -307,15 +307,19 @@ def test_values_of_clients_in_buckets():
 @pytest.mark.parametrize("pre", ["nnm f=1", "bucketing s=2", "clipping c=0.1 + nnm f=1"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in TRAINERS])
 def test_every_method_takes_stages_or_says_why_not(name, pre):
-    g, clients = models(7, dtype=torch.float32)
+    g, clients = cohort(7)
     options = {"f": 0} if name in ("krum", "multi_krum", "bulyan") else OPTIONS[name]
     cls, buckets = registry()[name], pre.startswith("bucketing")
-    if cls.produces != "global" or (buckets and (name == "fedadp" or any(spec.required for spec in cls.round_inputs))):
+    if cls.produces != "global" or (
+        buckets and (name == "fedadp" or any(s.required and s.per_client for s in cls.round_inputs))
+    ):
         with pytest.raises(ValueError, match="cannot be before it: it "):
             fastagg.aggregator(name, **options, pre=pre)
         return
     server = fastagg.aggregator(name, **options, pre=pre)
-    result = server.aggregate(g, clients, **{} if buckets else round_inputs(name, 7))
+    whole = {spec.name for spec in cls.round_inputs if not spec.per_client}
+    inputs = {key: value for key, value in round_inputs(name, 7).items() if not buckets or key in whole}
+    result = server.aggregate(g, clients, **inputs)
     assert result.weights.shape[-1] == 7
 
 
