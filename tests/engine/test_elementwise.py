@@ -15,7 +15,8 @@ from helpers.every_method import cohort
 
 ROBUST = {
     "krum": {"f": 1}, "multi_krum": {"f": 1}, "geometric_median": {"weighted": False}, "centred_clipping": {"tau": 0.5},
-    "mda": {"f": 1}, "smea": {"f": 1}, "monna": {"f": 1}, "caf": {"f": 1}, "dnc": {"f": 1}, "foolsgold": {}, "flame": {},
+    "mda": {"f": 1}, "smea": {"f": 1}, "monna": {"f": 1}, "caf": {"f": 1}, "dnc": {"f": 1}, "foolsgold": {},
+    "flame": {},
 }  # fmt: skip
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
