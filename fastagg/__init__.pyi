@@ -416,8 +416,8 @@ def dnc(
     f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
     c           filter fraction: c f clients are left out, rounded down; fewer than K
 
-    .weights are equal for the clients that remain and 0 for the others; the first of equal scores remain. .scores has
-    the squares of the clients' distances from the mean along that direction. Sizes are not used.
+    .weights are equal for the clients that remain and 0 for the others; the first of equal scores remain. Sizes are
+    not used.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
 
     Arguments of every method:

@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-import torch
 
-from fastagg.extend import ClientValue, Cohort, InputError, Range, Weights, register
+from fastagg.extend import Cohort, InputError, Range, Weights, register
 from fastagg.methods.honest_majority import HonestMajority, centred, mean_of
 
 
@@ -26,14 +25,13 @@ class DnC(HonestMajority):
     f           number of clients that may be faulty or malicious; requires K >= 2 f + 1
     c           filter fraction: c f clients are left out, rounded down; fewer than K
 
-    .weights are equal for the clients that remain and 0 for the others; the first of equal scores remain. .scores has
-    the squares of the clients' distances from the mean along that direction. Sizes are not used.
+    .weights are equal for the clients that remain and 0 for the others; the first of equal scores remain. Sizes are
+    not used.
     Tensors that are not parameters (buffers, integers) become the coordinate-wise median over all clients.
     """
 
     name = "dnc"
     paper = "Shejwalkar and Houmansadr, NDSS 2021"
-    client_values = (ClientValue("scores"),)
 
     c: Annotated[float, Range(above=0)] = 1.0
 
@@ -52,9 +50,8 @@ class DnC(HonestMajority):
             raise InputError(
                 f"dnc: c={self.c:g} with f={self.f} leaves out {self.removed} of {K} clients; expected at most {K - 1}"
             )
-        s = outlier_scores(D)
-        chosen = np.argsort(s, kind="stable")[: K - self.removed]
-        return Weights(mean_of(chosen, K), only_used=True, about={"scores": torch.from_numpy(s)})
+        chosen = np.argsort(outlier_scores(D), kind="stable")[: K - self.removed]
+        return Weights(mean_of(chosen, K), only_used=True)
 
 
 def outlier_scores(D: np.ndarray) -> np.ndarray:

@@ -55,7 +55,8 @@ def between_models(gram: Gram, distances: Gram) -> np.ndarray:
     more = 2 * b + squares  # ||w_k||^2 - ||g||^2
     lengths = np.sqrt(np.maximum(c + more, 0))
     longer = ratio(more[:, None] - more[None, :], lengths[:, None] + lengths[None, :])
-    apart = np.maximum(distances.host.squared_distances().numpy() - longer**2, 0)
+    squared = distances.host.squared_distances().numpy()
+    apart = np.maximum(np.where(np.isfinite(squared), squared, np.inf) - longer**2, 0)
     product = lengths[:, None] * lengths[None, :]
     return np.where(product > 0, ratio(apart, 2 * product), 1.0)
 

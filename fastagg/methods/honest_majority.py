@@ -6,9 +6,9 @@ from typing import Annotated
 
 import numpy as np
 
-from fastagg.extend import Cohort, GlobalAggregator, InputError, Range, Weights, nonfinite
+from fastagg.extend import Cohort, GlobalAggregator, Gram, InputError, Range, Weights
 
-LARGEST = 1e300  # squared distance: sums of a few are in the range of float64
+LARGEST = 1e280  # square of a length: sums of larger ones may be beyond float64
 
 
 class HonestMajority(GlobalAggregator):
@@ -30,16 +30,18 @@ class HonestMajority(GlobalAggregator):
                 f"{self.name}: f={f} needs at least 2 f + 1 = {2 * f + 1} clients, got {K}; the largest f possible is "
                 f"{(K - 1) // 2}"
             )
-        gram = cohort.distance_gram().host
-        D = gram.squared_distances().numpy()
-        if not (D <= LARGEST).all():
-            far = nonfinite.dominant(gram.norms().numpy())
-            raise nonfinite.too_large(cohort.table, far, "sums of the clients' squared distances are beyond float64")
-        return self.weights_from(D, cohort)
+        return self.weights_from(squared_distances(cohort.distance_gram().host), cohort)
 
     def weights_from(self, D: np.ndarray, cohort: Cohort) -> Weights:
-        """From the squared distances between clients, [K, K]"""
+        """From the squared distances between clients, [K, K], which may be multiplied by a number"""
         raise NotImplementedError
+
+
+def squared_distances(gram: Gram) -> np.ndarray:
+    """Between clients, [K, K]; if there are lengths of 1e140 and more, multiplied by 2^-100, so that sums are finite"""
+    if gram.on_host.squares.max() > LARGEST:
+        gram = Gram(gram.matrix * 2.0**-100, gram.numel)
+    return gram.squared_distances().numpy()
 
 
 def mean_of(chosen: np.ndarray, K: int) -> np.ndarray:
