@@ -36,7 +36,7 @@ def draw(
             axes.tick_params(length=0)
             axes.spines[:].set_visible(False)
             for (y, x), value in np.ndenumerate(values):
-                shown = "×" if np.isnan(value) else f"{100 * value:.0f}"
+                shown = "x" if np.isnan(value) else f"{100 * value:.0f}"
                 dark = np.isnan(value) or value < 0.6
                 axes.text(x, y, shown, ha="center", va="center", fontsize=7, color="white" if dark else "black")
         bar = figure.colorbar(image, ax=list(every), pad=0.01, aspect=40, label="test accuracy (%)")

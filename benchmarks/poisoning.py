@@ -31,8 +31,8 @@ SHARES = (0.1, 0.2, 0.4)
 # Others as the simulator has them by default. Loud ones: chosen after trials with 10, 30 and 100: at 10, noise and
 # scaling hardly hurt even FedAvg. ALIE: the paper's own formula gives 0, 0.16 and 0.67 for these numbers of attackers
 STRENGTHS = {"noise": 100.0, "flip": 100.0, "scale": 100.0, "alie": 1.5}
-# What a server that expects attackers would set; nothing is tuned. tau: the median length of FedAvg's updates without an
-# attack is printed below the tables
+# What a server that expects attackers would set; nothing is tuned. tau is of the order of FedAvg's updates without an
+# attack, whose median length is printed below the tables
 OPTIONS: dict[str, dict[str, Any]] = {"centred_clipping": {"tau": 0.3}, "geometric_median": {"weighted": False}}
 
 
@@ -147,11 +147,11 @@ def notes(found: Found) -> str:
     few = f", or the most that a method allows ({', '.join(fewer)})" if fewer else ""
     seconds = sum({run.path: run.summary["seconds"]["total"] for run in every}.values())
     return (
-        f"Test accuracy in %: mean of the last {report.AVERAGED} rounds, and over {seeds} seed{'s' * (seeds > 1)}. Bold "
-        "marks the best value of a column, ≈ a value within noise of it (the 95 % confidence interval of the difference "
-        'over the same seeds includes 0). "Its success": of test images of other classes with the trigger, the part that '
-        'is taken for the target; lower is better. "Worst": the lowest accuracy of the row under an attack. "Diverged": '
-        "the model's values grew until training could not continue."
+        f"Test accuracy in %: mean of the last {report.AVERAGED} rounds, and over {seeds} seed{'s' * (seeds > 1)}. "
+        "Bold marks the best value of a column, ≈ a value within noise of it (the 95 % confidence interval of the "
+        'difference over the same seeds includes 0). "Its success": of test images of other classes with the trigger, '
+        'the part that is taken for the target; lower is better. "Worst": the lowest accuracy of the row under an '
+        'attack. "Diverged": the model\'s values grew until training could not continue.'
         "\n\n"
         f"{c['data']}, {c['clients']} clients, Dirichlet({c['alpha']}), {c['model']}, {c['rounds']} rounds of "
         f"{c['epochs']} local epochs; strengths: {', '.join(f'{k} {v:g}' for k, v in STRENGTHS.items())}, others by "
@@ -198,8 +198,11 @@ def main(argv: list[str] | None = None) -> int:
 
     def show(found: Found) -> str:
         picture(found, attacks, shown, shares, PICTURE if args.write else args.out / "poisoning")
-        text = "".join(f"{100 * s:g} % attackers:\n\n{table(found, s, attacks, shown)}\n" for s in shares)
-        return text + notes(found)
+        text = "".join(f"{100 * s:g} % attackers:\n\n{table(found, s, attacks, shown)}\n" for s in shares) + notes(
+            found
+        )
+        seen = f"\n![Accuracy by rule and attack]({PICTURE.relative_to(DOCS)}.svg)\n" if args.write else ""
+        return text + seen
 
     return simulations.run(args, PAGE, "poisoning table", plan, show)
 

@@ -13,6 +13,7 @@ config.py       every option of a run; objects.py: what a user brings of their o
 data.py         data sets from files, never downloaded, with a reader for each format in datasets/; own.py: a user's own
 partition.py    who has which samples; domains.py: where each client has samples of one domain; divide.py: all of it
 models.py       the networks of the papers, with their layers in networks/, and those of a user
+attack          what malicious clients do
 local.py        what clients do; train.py: how that is computed, one by one or all at once
 simulation.py   the rounds: choose, train, aggregate, evaluate
 run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes

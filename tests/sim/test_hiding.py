@@ -161,7 +161,7 @@ def test_z_of_the_paper():
     for n in range(3, 60):
         for m in range(1, (n - 1) // 2 + 1):
             assert largest_z(n, m) == pytest.approx(max(naive_z(n, m), 0), abs=1e-9), (n, m)
-    assert largest_z(50, 24) == pytest.approx(1.4, abs=0.05)  # 24 of 50, as in the paper's experiments
+    assert largest_z(50, 24) == pytest.approx(1.426, abs=1e-3)  # 24 of 50: phi(z) = 24 / 26
     for n, m in ((1, 1), (2, 1), (4, 3), (10, 9), (10, 10)):  # a majority needs no supporters
         assert 0 <= largest_z(n, m) < 5
 
@@ -214,5 +214,5 @@ def test_an_attack_of_your_own():
     for k in (1, 3):
         np.testing.assert_allclose(flat(models[k]), (flat(starts[k]) + flat(trained[k])) / 2, atol=1e-14)
     for wrong in (None, [], [{}, {}], {"a.weight": torch.zeros(7, 5)}, {"a.weight": 0, "a.bias": 0}):
-        with pytest.raises(ValueError, match="attack <lambda> returned something else .* or a list of 2, one for each"):
+        with pytest.raises(ValueError, match="attack <lambda> returned something else"):
             sent(lambda known, wrong=wrong: wrong, starts, trained, [1, 3])
