@@ -228,8 +228,8 @@ class Simulation:
         return (result if len(self.models) == 1 else None), before
 
     def merged(self, before: dict[str, torch.Tensor], ids: list[int], updates: list[Update], info: dict) -> Any:
-        server = self.server
-        by_size_alone = server.reads == "weights" and not server.round_inputs
+        server = self.server  # of which FedAvg needs a global model for a server_lr, and weighs as ever
+        by_size_alone = server.reads == "weights" and not server.round_inputs and not type(server).needs_global
         plain = self.trainer.algorithm.equal and by_size_alone
         sizes = [1] * len(ids) if plain else self.sizes(ids)
         if self.peers is not None:

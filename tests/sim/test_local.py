@@ -309,7 +309,7 @@ def test_scaffold_in_a_run(method, digits):
 
 
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize(("method", "options"), [("fedavg", {"server_lr": 0.5}), ("fedavgm", {}), ("fedawa", {})])
+@pytest.mark.parametrize(("method", "options"), [("fedavg", {"server_lr": 0.5}), ("fedawa", {})])
 def test_scaffold_counts_clients_alike_where_only_sizes_would_tell(method, options, digits):
     sim = Simulation(from_dict(SMALL | {"method": method, "options": options, "algorithm": "scaffold"}), digits)
     record = sim.next_round()
