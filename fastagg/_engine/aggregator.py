@@ -280,8 +280,7 @@ class Aggregator(Generic[R]):
 
     def commit(self, kept: rounds.Kept) -> None:
         """Remembers a round: the last thing that is done in it"""
-        self.state, self._unnamed = kept
-        self.turn += 1
+        self.state, self._unnamed, self.turn = *kept, self.turn + 1
 
     def comparable_options(self) -> dict[str, Any]:
         """Options that have to be the same in all processes of a group, and can be compared"""
