@@ -21,6 +21,7 @@ namespace {
 constexpr int threads = 128, merging_threads = 64, most_sorted = 32, most_mixed = 16;
 constexpr int64_t most_shared = 64 << 10;  // of a block, on any GPU
 constexpr int scratch_blocks = 256;        // with columns in device memory: two on every SM of an A100
+template <class C> constexpr C infinity = std::numeric_limits<C>::infinity();
 
 // What is sorted: 16-bit floats as float32, and what was mixed as float64
 template <class S, bool MIXED> struct Key {
@@ -63,7 +64,6 @@ template <class S> __device__ __forceinline__ const S* row_of(const Ranked& r, i
 // An element's values of clients [first, first + n), and infinities after them. False: one of them is not finite
 template <class S, class C, int N>
 __device__ __forceinline__ bool read(const Ranked& r, int tensor, int64_t at, int first, int n, C (&v)[N]) {
-  constexpr C infinity = std::numeric_limits<C>::infinity();
   S x[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) x[i] = load_if(i < n, row_of<S>(r, tensor, 1 + first + min(i, n - 1)) + at);
@@ -72,7 +72,7 @@ __device__ __forceinline__ bool read(const Ranked& r, int tensor, int64_t at, in
   for (int i = 0; i < N; ++i) {
     v[i] = C(widen(x[i]));
     seen = multiply_add(v[i], C(0), seen);
-    if (i >= n) v[i] = infinity;
+    if (i >= n) v[i] = infinity<C>;
   }
   return seen == 0;
 }
@@ -80,7 +80,6 @@ __device__ __forceinline__ bool read(const Ranked& r, int tensor, int64_t at, in
 // The same of sums [first, first + n): clients are added in order, by fused multiply-add, and the center last
 template <class S, int N>
 __device__ __forceinline__ bool mix(const Ranked& r, int tensor, int64_t at, int first, int n, double (&v)[N]) {
-  constexpr double infinity = std::numeric_limits<double>::infinity();
   const int clients = r.rows.rows - 1;
   double seen = 0;
 #pragma unroll
@@ -98,7 +97,7 @@ __device__ __forceinline__ bool mix(const Ranked& r, int tensor, int64_t at, int
   }
 #pragma unroll
   for (int i = 0; i < N; ++i)
-    if (i >= n) v[i] = infinity;
+    if (i >= n) v[i] = infinity<double>;
   return seen == 0;
 }
 
@@ -180,15 +179,14 @@ __global__ void __launch_bounds__(threads, sizeof(S) * N > 128 ? 4 : 6) ranked_k
 // Merges the sorted values [begin, middle) and [middle, end)
 template <class C>
 __device__ __forceinline__ void merge(const Column<C>& from, const Column<C>& to, int begin, int middle, int end) {
-  constexpr C infinity = std::numeric_limits<C>::infinity();
   int a = begin, b = middle;
-  C x = from[a], y = b < end ? from[b] : infinity;
+  C x = from[a], y = b < end ? from[b] : infinity<C>;
 #pragma unroll 1
   for (int i = begin; i < end; ++i) {
     const bool other = y < x;
     to[i] = other ? y : x;
     const int next = other ? ++b : ++a;
-    const C value = next < (other ? end : middle) ? from[next] : infinity;
+    const C value = next < (other ? end : middle) ? from[next] : infinity<C>;
     if (other)
       y = value;
     else
