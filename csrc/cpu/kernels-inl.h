@@ -61,12 +61,8 @@ double fma_peak(int64_t iterations) {
 #define FASTAGG_JOIN_(a, b) a##b
 #define FASTAGG_JOIN(a, b) FASTAGG_JOIN_(a, b)
 extern const Kernels FASTAGG_JOIN(kernels_, FASTAGG_LEVEL) = {
-    FASTAGG_STRING(FASTAGG_LEVEL),
-    FASTAGG_LEVEL::row_products_any,
-    FASTAGG_LEVEL::mix_any,
-    FASTAGG_LEVEL::gram_times_any,
-    FASTAGG_LEVEL::ranked_any,
-    FASTAGG_LEVEL::read,
+    FASTAGG_STRING(FASTAGG_LEVEL), FASTAGG_LEVEL::row_products_any, FASTAGG_LEVEL::mix_any,
+    FASTAGG_LEVEL::gram_times_any, FASTAGG_LEVEL::ranked_any,       FASTAGG_LEVEL::read,
     FASTAGG_LEVEL::fma_peak};
 
 }  // namespace fastagg

@@ -5,7 +5,8 @@
 // 5.2.2M: 97 comparators for 20 rows where 91 are the fewest known), unrolled, so that rows stay in registers; more
 // rows are sorted in groups and merged from the list of comparators that ranked.cpp makes.
 
-// What is sorted: float32 and float64 as they are; 16-bit floats as integers of the same order, twice as many at a time.
+// What is sorted: float32 and float64 as they are; 16-bit floats as integers of the same order, twice as many at a
+// time.
 typedef int16_t VS __attribute__((vector_size(vector_bytes)));
 
 #if defined(__AVX512F__)

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int threads = 128, merging_threads = 64, most_sorted = 32, most_mixed = 16;
 constexpr int64_t most_shared = 64 << 10;  // of a block, on any GPU
-constexpr int scratch_blocks = 256;        // with columns in device memory: two on every SM of an A100
+constexpr int scratch_blocks = 512;        // with columns in device memory: four or five on every SM of an A100
 template <class C> constexpr C infinity = std::numeric_limits<C>::infinity();
 
 // What is sorted: 16-bit floats as float32, and what was mixed as float64
@@ -49,8 +49,7 @@ __device__ __forceinline__ void compare(float& a, float& b) {
   a = lower, b = higher;
 }
 
-template <class C, int N, int... I>
-__device__ __forceinline__ void sort(C (&v)[N], std::integer_sequence<int, I...>) {
+template <class C, int N, int... I> __device__ __forceinline__ void sort(C (&v)[N], std::integer_sequence<int, I...>) {
   (compare(v[Network<N>::list.low[I]], v[Network<N>::list.high[I]]), ...);
 }
 template <class C, int N> __device__ __forceinline__ void sort(C (&v)[N]) {
@@ -110,7 +109,7 @@ template <class C> struct Column {
 
 // `count` values from `from` on, and around from `end` to `begin`, added in this order, by their number
 template <class C>
-__device__ __forceinline__ double mean_in_order(const Column<C>& s, int begin, int from, int end, int count) {
+__device__ __forceinline__ double mean_in_order(Column<C> s, int begin, int from, int end, int count) {
   double total = 0;
   for (int i = 0, at = from; i < count; ++i, at = at + 1 < end ? at + 1 : begin) total += double(s[at]);
   const double mean = total / count;
@@ -121,8 +120,7 @@ __device__ __forceinline__ double mean_in_order(const Column<C>& s, int begin, i
 }
 
 template <class C>
-__device__ __forceinline__ double ranked_mean(const Column<C>& s, int sorted, int low, int high, int nearest,
-                                              double center) {
+__device__ __forceinline__ double ranked_mean(Column<C> s, int sorted, int low, int high, int nearest, double center) {
   if (high > low) center = mean_in_order(s, low, low, high, high - low);
   if (!nearest) return center;
   // The nearest are neighbours: the lowest ones, moved up as long as the next above is nearer than the lowest of them.
@@ -145,7 +143,7 @@ template <> __device__ __forceinline__ float rounded_once(double x) { return flo
 template <> __device__ __forceinline__ double rounded_once(double x) { return x; }
 
 template <class S, class C>
-__device__ __forceinline__ void write_means(const Ranked& r, int tensor, int64_t at, const Column<C>& s) {
+__device__ __forceinline__ void write_means(const Ranked& r, int tensor, int64_t at, Column<C> s) {
   const int64_t* means = r.means + int64_t(r.row[tensor]) * r.outputs * 3;
 #pragma unroll 1
   for (int m = 0; m < r.outputs; ++m) {
@@ -158,7 +156,9 @@ __device__ __forceinline__ void write_means(const Ranked& r, int tensor, int64_t
 
 // At most N clients
 template <class S, int N>
-__global__ void __launch_bounds__(threads, sizeof(S) * N > 128 ? 4 : 6) ranked_kernel(Ranked r) {
+__global__ void __launch_bounds__(threads, sizeof(S) == 8 && N > 16 ? 4
+                                           : N > 24                 ? 5
+                                                                    : 6) ranked_kernel(Ranked r) {
   using C = typename Key<S, false>::type;
   SHARED_MEMORY
   const Column<C> column{reinterpret_cast<C*>(shared_memory) + threadIdx.x, threads};
@@ -177,8 +177,7 @@ __global__ void __launch_bounds__(threads, sizeof(S) * N > 128 ? 4 : 6) ranked_k
 }
 
 // Merges the sorted values [begin, middle) and [middle, end)
-template <class C>
-__device__ __forceinline__ void merge(const Column<C>& from, const Column<C>& to, int begin, int middle, int end) {
+template <class C> __device__ __forceinline__ void merge(Column<C> from, Column<C> to, int begin, int middle, int end) {
   int a = begin, b = middle;
   C x = from[a], y = b < end ? from[b] : infinity<C>;
 #pragma unroll 1
@@ -202,7 +201,9 @@ __global__ void __launch_bounds__(merging_threads, 6) ranked_merging_kernel(Rank
   SHARED_MEMORY
   const int64_t values = int64_t(r.sorted) * merging_threads;
   C* memory = SHARED ? reinterpret_cast<C*>(shared_memory) : static_cast<C*>(r.scratch) + 2 * values * blockIdx.x;
-  const Column<C> one{memory + threadIdx.x, merging_threads}, two{memory + values + threadIdx.x, merging_threads};
+  auto column = [&](bool second) {  // one of two
+    return Column<C>{memory + (second ? values : 0) + threadIdx.x, merging_threads};
+  };
   const int groups = (r.sorted + N - 1) / N;
   auto first = [&](int group) { return int(int64_t(r.sorted) * (group < groups ? group : groups) / groups); };
   for (int64_t n = blockIdx.x; n < r.work.count; n += gridDim.x)
@@ -221,16 +222,16 @@ __global__ void __launch_bounds__(merging_threads, 6) ranked_merging_kernel(Rank
           sort(v);
 #pragma unroll
           for (int i = 0; i < N; ++i)
-            if (i < some) one[from + i] = v[i];
+            if (i < some) column(false)[from + i] = v[i];
         }
         if (!finite && r.not_finite) r.not_finite[tensor] = 1;
-        bool swapped = false;
+        bool second = false;
 #pragma unroll 1
-        for (int width = 1; width < groups; width *= 2, swapped = !swapped)
+        for (int width = 1; width < groups; width *= 2, second = !second)
 #pragma unroll 1
           for (int g = 0; g < groups; g += 2 * width)
-            merge(swapped ? two : one, swapped ? one : two, first(g), first(g + width), first(g + 2 * width));
-        write_means<S>(r, tensor, begin + e, swapped ? two : one);
+            merge(column(second), column(!second), first(g), first(g + width), first(g + 2 * width));
+        write_means<S>(r, tensor, begin + e, column(second));
       }
     });
 }
@@ -290,9 +291,9 @@ template <class S, int N = 4> void of_floats(const Ranked& r, Stream stream) {
   if constexpr (N > most_sorted) {
     merged<S, false>(r, stream);
   } else {
-    if (r.sorted > N) return of_floats<S, N == 16 || N == 24 ? N + 8 : 2 * N>(r, stream);
-    launch("ranked", ranked_kernel<S, N>, r.work.count, threads, sizeof(typename Key<S, false>::type) * threads * N,
-           stream, r);
+    if (r.sorted > N) return of_floats < S, N == 16 || N == 24 ? N + 8 : 2 * N > (r, stream);
+    launch("ranked_in_registers", ranked_kernel<S, N>, r.work.count, threads,
+           sizeof(typename Key<S, false>::type) * threads * N, stream, r);
   }
 }
 template <class S> void of_integers(const Ranked& r, Stream stream) {
