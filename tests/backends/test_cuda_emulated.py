@@ -207,7 +207,9 @@ def test_blocks_fit_on_every_gpu(cuda):
     launched = cuda.native.launched()
     assert {"products", "products_mix", "products_again", "mix", "mix_several", "reduce_slots"} <= launched.keys()
     assert {"times", "times_mix", "times_again"} <= launched.keys()
-    assert {f"ranked_{how}" for how in ("in_registers", "merged", "merged_many", "mixed", "mixed_many")} <= launched.keys()
+    assert {
+        f"ranked_{how}" for how in ("in_registers", "merged", "merged_many", "mixed", "mixed_many")
+    } <= launched.keys()
     for name, (threads, shared) in launched.items():
         assert threads <= 256, name
         assert shared <= 64 << 10, name

@@ -144,8 +144,7 @@ def ranked_means(
         R = len(mixing) if mixing is not None and mixed else K
         programs, N = min(count, _RANKED_PROGRAMS), 128
         scratch = _empty(table, programs * (1 + mixed), R, N)  # 8 bytes for a value, of which narrow ones use less
-        group = 8 if R <= 8 else 16 if R <= 16 else 32
-        constants = {"DTYPE": _POINTEE[code], "MIXED": mixed, "GROUP": group, "N": N, "num_warps": 4}
+        constants = {"DTYPE": _POINTEE[code], "MIXED": mixed, "GROUP": 8 if R <= 8 else 16, "N": N, "num_warps": 4}
         _launch(table, ranked.ranked, (programs,), first, count, *memory, marks, scratch, K, R, M, **constants)
 
 
