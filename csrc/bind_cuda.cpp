@@ -110,6 +110,28 @@ PYBIND11_MODULE(FASTAGG_MODULE, module) {
       },
       py::arg("dtype"), py::arg("work"), py::arg("rows"), py::kw_only(), py::arg("vectors"), py::arg("partial"),
       py::arg("flags"), py::arg("mix"), py::arg("device"), py::arg("stream"));
+  module.def("ranked_scratch", &ranked_scratch, py::arg("dtype"), py::arg("sorted"), py::arg("mixed"));
+  module.def(
+      "ranked_means",
+      [](int dtype, const Work& work, const Rows& rows, int64_t means, int64_t row, int64_t out, int outputs,
+         int64_t not_finite, int64_t mixing, int sorted, int64_t scratch, int device, int64_t stream) {
+        const Ranked r{work,
+                       rows,
+                       pointer<const int64_t>(means),
+                       pointer<const int32_t>(row),
+                       pointer<const int64_t>(out),
+                       outputs,
+                       pointer<uint8_t>(not_finite),
+                       pointer<const double>(mixing),
+                       sorted,
+                       pointer<void>(scratch)};
+        const Stream on = stream_of(device, stream);
+        py::gil_scoped_release release;
+        ranked_means(dtype, r, on);
+      },
+      py::arg("dtype"), py::arg("work"), py::arg("rows"), py::kw_only(), py::arg("means"), py::arg("row"),
+      py::arg("out"), py::arg("outputs"), py::arg("not_finite"), py::arg("mixing"), py::arg("sorted"),
+      py::arg("scratch"), py::arg("device"), py::arg("stream"));
   module.def(
       "reduce",
       [](int64_t partial, int64_t first_slot, int groups, int slices, int a_rows, int b_rows, bool triangle,

@@ -63,6 +63,23 @@ def times(
     device: int,
     stream: int,
 ) -> None: ...
+def ranked_scratch(dtype: int, sorted: int, mixed: bool) -> int: ...
+def ranked_means(
+    dtype: int,
+    work: Work,
+    rows: Rows,
+    *,
+    means: int,
+    row: int,
+    out: int,
+    outputs: int,
+    not_finite: int,
+    mixing: int,
+    sorted: int,
+    scratch: int,
+    device: int,
+    stream: int,
+) -> None: ...
 def reduce(
     *,
     partial: int,

@@ -9,6 +9,7 @@
 // 12 accumulators, 3 rows of b and 1 of a. Converting float32 to float64 costs mix nothing: it waits for memory.
 #include "kernels.h"
 #include "../fastagg.h"
+#include "../network.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

@@ -80,6 +80,24 @@ struct Times {
 // sums are formed on the way.
 void times(int dtype, const Times&, const Mix& mix, Stream);
 
+// Means of the clients' values by their rank, element by element: what fastagg.h says of its RankedMean, which is here
+// three int64. Row 0 of the table is the center, and may be anything if no mean asks for it.
+struct Ranked {
+  Work work;
+  Rows rows;             // `aligned` is not read
+  const int64_t* means;  // [S, M, 3]: low, high, nearest
+  const int32_t* row;    // [T]
+  const int64_t* out;    // [T, M] addresses
+  int32_t outputs;       // M
+  uint8_t* not_finite;   // [T], set to 1 where a client has a NaN or an infinity in that tensor; null: not wanted
+  const double* mixing;  // [K + 1, R]: sorted are R sums of the clients, and of the center, with these factors; null:
+                         // the clients. Integers are the clients' own all the same.
+  int32_t sorted;  // R, or K
+  void* scratch;   // ranked_scratch() bytes
+};
+int64_t ranked_scratch(int dtype, int sorted, bool mixed);
+void ranked_means(int dtype, const Ranked&, Stream);  // dtype: of the items, any
+
 // group[g, i, j] = the partial sums of slots [first_slot[g], first_slot[g + 1]), added in a fixed order; a triangle is
 // mirrored. total, unless null: the sum of the groups in their order.
 void reduce(const double* partial, const int32_t* first_slot, int groups, int slices, int a_rows, int b_rows,

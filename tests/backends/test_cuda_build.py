@@ -67,7 +67,8 @@ def report(request, tmp_path_factory):
 
 def test_no_kernel_spills(report):
     _, kernels = report
-    for word in ("products_kernel", "tensor_core_kernel", "mix_kernel", "times_kernel", "times_again", "reduce_slots"):
+    words = ("products_kernel", "tensor_core_kernel", "mix_kernel", "times_kernel", "times_again", "reduce_slots")
+    for word in (*words, "ranked_kernel", "ranked_merging_kernel", "ranked_integers_kernel"):
         assert any(word in name for name in kernels), word
     assert {name: facts["spilled"] for name, facts in kernels.items() if facts["spilled"]} == {}
 
@@ -89,6 +90,7 @@ def test_shared_memory_leaves_room_for_the_promised_blocks(report, cuda):
     from fastagg._engine import table as tables
     from helpers.cohort import DTYPES, make
     from helpers.kernels import times
+    from helpers.ranked import cohort_of, every_mean, ranked_means
 
     arch, kernels = report
     for K in (7, 15, 23, 24, 70):
@@ -97,15 +99,18 @@ def test_shared_memory_leaves_room_for_the_promised_blocks(report, cuda):
         fastagg.gram(g, clients)
         for dtype in DTYPES:
             times(cuda, tables.build(*make(K, {"a.weight": (40,)}, dtype)), torch.rand(3, K))
+    for dtype in DTYPES:
+        ranked_means(cuda, *cohort_of(32, (40,), dtype), every_mean(32))
     cuda.tensor_cores = lambda device: True  # the fixture's, put back at its end
     fastagg.gram_mix(g, clients, torch.rand(70))
     fastagg.gram(g, clients)
     promised = {
         word: max(facts["blocks"] for name, facts in kernels.items() if word in name)
-        for word in ("products_kernel", "tensor_core_kernel", "times", "reduce_slots")
+        for word in ("products_kernel", "tensor_core_kernel", "times", "reduce_slots", "ranked_kernel")
     }
     launched = cuda.native.launched()
     starts = {"products_kernel": "products", "tensor_core_kernel": "tensor", "times": "times", "reduce_slots": "reduce"}
+    starts["ranked_kernel"] = "ranked_in_registers"
     for word, start in starts.items():
         shared = max(bytes_ for name, (_, bytes_) in launched.items() if name.startswith(start))
         reserved = 1024  # of every block, by CUDA itself
@@ -195,6 +200,17 @@ def test_gram_times_reads_clients_as_mix_does_and_rows_by_vectors(code):
         word = r"LDG\.E\.64\.CONSTANT" if "Idd" in name else r"LDG\.E\.CONSTANT"
         assert 8 in loads_under_way(listing, word), name
         assert loads_under_way(listing, r"LDG\.E\.128.*") == ([2, 2] if few else [4, 4]), name
+
+
+def test_clients_are_sorted_with_the_values_of_all_under_way(code):
+    """As many loads as a network has rows before the first value is used"""
+    kernels = {name: listing for name, listing in code.items() if "ranked_kernel" in name}
+    assert len(kernels) == 20
+    for name, listing in kernels.items():
+        kind = r"LDG\.E\.U16.*" if re.search(r"half|bfloat16", name) else r"LDG\.E(\.64)?\.CONSTANT"
+        rows = int(re.search(r"Li(\d+)E", name)[1])
+        print(name, rows, loads_under_way(listing, kind))
+        assert max(loads_under_way(listing, kind)) >= rows, name
 
 
 def test_rows_are_read_and_written_by_global_instructions(code):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from fastagg._engine.backends import plan
 from helpers import emulated
 from helpers.cohort import DTYPES, assert_same_bits, assert_unchanged, make, snapshot
 from helpers.kernels import gram_error, gram_tolerance, poisoned, times
+from helpers.ranked import cohort_of, every_mean, ranked_means
 
 
 def every_dtype(K):
@@ -198,9 +200,16 @@ def test_blocks_fit_on_every_gpu(cuda):
         table = tables.build(g, clients)
         times(cuda, table, torch.rand(5, K), out=[[torch.empty(40)] for _ in range(5)])
         times(cuda, table, torch.rand(5, K))
+    for K in (5, 32, 64, 128, 150):
+        ranked_means(cuda, *cohort_of(K, (3,), torch.float64), every_mean(K)[:2])
+        ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2])
+        ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2], mixing=np.eye(K))
     launched = cuda.native.launched()
     assert {"products", "products_mix", "products_again", "mix", "mix_several", "reduce_slots"} <= launched.keys()
     assert {"times", "times_mix", "times_again"} <= launched.keys()
+    assert {
+        f"ranked_{how}" for how in ("in_registers", "merged", "merged_many", "mixed", "mixed_many")
+    } <= launched.keys()
     for name, (threads, shared) in launched.items():
         assert threads <= 256, name
         assert shared <= 64 << 10, name

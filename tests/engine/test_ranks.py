@@ -15,22 +15,13 @@ from fastagg._engine import table as tables
 from fastagg._engine.in_memory import InMemory
 from helpers.cohort import DTYPES, assert_same_bits, median_of
 from helpers.every_method import cohort
+from helpers.ranked import INTEGERS, every_mean, values
 
 ROBUST = {
     "krum": {"f": 1}, "multi_krum": {"f": 1}, "geometric_median": {"weighted": False}, "centred_clipping": {"tau": 0.5},
     "mda": {"f": 1}, "smea": {"f": 1}, "monna": {"f": 1}, "caf": {"f": 1}, "dnc": {"f": 1}, "foolsgold": {},
     "flame": {}, "median": {}, "trimmed_mean": {"f": 1}, "meamed": {"f": 1}, "phocas": {"f": 1},
 }  # fmt: skip
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-
-
-def values(K, n, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.bool:
-        return list(torch.rand(K, n, generator=generator) < 0.5)
-    if dtype not in DTYPES:
-        return list(torch.randint(0, 100, (K, n), generator=generator).to(dtype))
-    return list(torch.randn(K, n, generator=generator, dtype=torch.float64).to(dtype))
 
 
 def ranked(clients, *means, backend=None, mixing=None, center=None):
@@ -78,15 +69,6 @@ def test_a_mean_neither_overflows_nor_vanishes(dtype, backend):
         clients[3][1] = bad
         with pytest.raises(fastagg.NonFiniteError, match="client 3: key 'x'"):
             ranked(clients, ranks.median(5), backend=backend)
-
-
-def every_mean(K):
-    f = (K - 1) // 3
-    return [
-        ranks.median(K), ranks.trimmed(K, f), ranks.median(K).around(K - f), ranks.median(K).around(1),
-        ranks.trimmed(K, f).around(max(K // 3, 1)), ranks.RankedMean(0, 0, max(K - 2 * f, 1)), ranks.RankedMean(0, 0),
-        ranks.maximum(K),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

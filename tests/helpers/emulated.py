@@ -53,6 +53,6 @@ def kernels():
     """The backend "cuda" on the emulator"""
     from fastagg._engine.backends.cuda import Kernels
 
-    names = ("mix", "products", "reduce", "tensor_cores", "times")
+    names = ("mix", "products", "ranked", "reduce", "tensor_cores", "times")
     native = build("_cuda_emulated", [CSRC / "bind_cuda.cpp", *(CSRC / f"cuda/{name}.cu" for name in names)])
     return Kernels(native, emulated=True)

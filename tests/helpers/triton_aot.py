@@ -42,11 +42,15 @@ CASES = [
     ),
     ("gram_times", F32, 40, 1, 1),
     *(("gram_times_mix", dtype, 40, M, 0) for dtype, M in ((F32, 1), (F32, 3), (BF16, 1))),
+    *(("ranked_means", dtype, K, 1, 0) for dtype, K in ((F32, 5), (F32, 20), (F64, 40), (BF16, 20), (F16, 20))),
+    *(("ranked_means", dtype, 20, 1, 0) for dtype in (torch.int64, torch.bool)),
+    *(("ranked_means_mixed", dtype, 20, 1, 0) for dtype in (F32, F64, BF16)),
 ]
 # Architectures other than the first get what differs in kind only
 SHORT = [case for case in CASES if case[:3] in {("gram", F32, 5), ("gram", F32, 20), ("gram", F32, 70)} and not case[4]]
 SHORT += [("gram", F64, 70, 0, 0), ("gram_mix", F32, 20, 1, 0), ("mix", F32, 20, 1, 0), ("mix", F64, 20, 5, 0)]
-SHORT += [("gram_times", F32, 20, 1, 0), ("gram_times_mix", F32, 40, 1, 0)]
+SHORT += [("gram_times", F32, 20, 1, 0), ("gram_times_mix", F32, 40, 1, 0), ("ranked_means", F32, 20, 1, 0)]
+SHORT += [("ranked_means", F64, 40, 1, 0), ("ranked_means_mixed", F32, 20, 1, 0)]
 
 
 def launches(cases) -> dict[tuple, tuple]:
@@ -77,6 +81,9 @@ def launches(cases) -> dict[tuple, tuple]:
             backend.gram_mix(table, row, 1, False, weights, row, out)
         elif function == "dots":
             backend.dots(table, out, row, 1)
+        elif function.startswith("ranked_means"):
+            mixing = np.eye(K) if function == "ranked_means_mixed" else None
+            backend.ranked_means(table, np.array([[[1, K - 1, 2]]]), row, out, None, mixing)
         else:
             backend.gram_times(table, row, 1, False, weights, row, out if function == "gram_times_mix" else None)
     return found

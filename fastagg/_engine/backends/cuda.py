@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from fastagg._engine.backends import plan, reference
+from fastagg._engine.backends import plan
 from fastagg._engine.table import Table
 
 MOST_FMA_ROWS = 65  # K = 64: with more rows tensor cores are the faster way, where they are fast
@@ -62,7 +62,7 @@ class Call:
 
 
 class Kernels:
-    """gram, mix, gram_mix, gram_times and dots by a native module: fastagg._cuda, or the emulated one of the tests"""
+    """gram, mix, gram_mix, gram_times, ranked_means and dots by a native module: fastagg._cuda, or the emulated one of the tests"""
 
     def __init__(self, native: ModuleType, emulated: bool = False) -> None:
         if TYPE_CHECKING:
@@ -146,7 +146,25 @@ class Kernels:
         self, table: Table, means: np.ndarray, row: np.ndarray, out: list[list[torch.Tensor]],
         not_finite: torch.Tensor | None = None, mixing: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        reference.ranked_means(table, means, row, out, not_finite, mixing)
+        layout, native, address, to = table.layout, self.native, plan.rows_with_any_center(table), plan.addresses(out)
+        work = plan.work(layout, np.where(row >= 0, 0, -1), 1, plan.MIX_ITEMS)
+        means, row = means.astype(np.int64), row.astype(np.int32)
+        factors = np.empty((0, 0)) if mixing is None else plan.mixing_factors(mixing)  # [K + 1, R]
+        arrays = [address, layout.numel, work.items, work.order, means, row, to, factors]
+        key = "ranked", layout, work, *((a.shape, a.tobytes()) for a in (address, means, row, to, factors))
+        with current(table.device) as (device, stream):
+            [memory] = plan.upload(table.device, (key, lambda: arrays))
+            addresses, numel, items, order, means_, row_, to_, factors_ = (x.data_ptr() for x in memory)
+            rows = native.Rows(address=addresses, aligned=0, rows=address.shape[1])
+            for code, first, count in work.launches:
+                how = code, table.K if mixing is None else len(mixing), mixing is not None
+                scratch = torch.empty(native.ranked_scratch(*how), dtype=torch.uint8, device=table.device)
+                native.ranked_means(
+                    code, native.Work(items=items, first=first, count=count, order=order, numel=numel), rows,
+                    means=means_, row=row_, out=to_, outputs=len(out), scratch=scratch.data_ptr(),
+                    not_finite=0 if not_finite is None else not_finite.data_ptr(), sorted=how[1],
+                    mixing=0 if mixing is None else factors_, device=device, stream=stream,
+                )  # fmt: skip
 
     def dots(self, table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
         address = np.concatenate([table.client_address, plan.addresses(left)], axis=1)  # [T, K + M]

@@ -77,6 +77,16 @@ def rows_with_center(table: Table) -> np.ndarray:
     return np.concatenate([table.center_address[:, None], table.client_address], axis=1)
 
 
+def rows_with_any_center(table: Table) -> np.ndarray:
+    """The same for a call that may do without a global model: then the first client is in its place"""
+    return rows_with_center(table) if table.center is not None else table.client_address[:, [0, *range(table.K)]]
+
+
+def mixing_factors(mixing: np.ndarray) -> np.ndarray:
+    """Of mixing [R, K] as in reference.ranked_means, those of the clients and of the global model: [K + 1, R]"""
+    return np.vstack([mixing.T, 1 - mixing.sum(1)])
+
+
 def addresses(tensors: list[list[torch.Tensor]]) -> np.ndarray:
     """[M][T] tensors -> [T, M] addresses"""
     array = np.array([[t.data_ptr() for t in row] for row in tensors], dtype=np.int64)

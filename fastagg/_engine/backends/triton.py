@@ -10,6 +10,9 @@ Gram times vectors: a block takes an item, and PIECE elements of all clients at 
 them again, from the cache (or has them in registers if they are few), and multiplies. Its sums are in its slot in
 memory, for the rows may be any number. Squares that leave float32 are dealt with as above.
 
+Means by rank: a program counts, for every value of an element, the values below it, which is its place among them in
+order; then it adds up the places that are wanted. The values in order are in memory, for they may be any number.
+
 Mix: clients are added one after the other, each with an explicit fma, so that gram_mix, which cuts the work
 differently, gives the same bits.
 """
@@ -26,8 +29,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastagg._engine.backends import plan, reference
+from fastagg._engine.backends import plan
 from fastagg._engine.backends import triton_kernels as kernels
+from fastagg._engine.backends import triton_ranked as ranked
 from fastagg._engine.backends import triton_times as times
 from fastagg._engine.dtypes import DTYPE_CODE
 from fastagg._engine.table import Table
@@ -41,6 +45,7 @@ _GROUPS = {
     32: {"STEP": 32, "PRECISION": "ieee", "num_warps": 4},
     64: {"STEP": 16, "PRECISION": "tf32x3", "num_warps": 8},
 }
+_RANKED_PROGRAMS = 512  # at once, each with memory of its own: four on every SM of an A100
 _VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:2]))  # older ones do not compile these kernels
 
 
@@ -121,7 +126,26 @@ def gram_times(
     return total
 
 
-ranked_means = reference.ranked_means
+def ranked_means(
+    table: Table, means: np.ndarray, row: np.ndarray, out: list[list[torch.Tensor]],
+    not_finite: torch.Tensor | None = None, mixing: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    layout, K, M = table.layout, table.K, len(out)
+    work = plan.work(layout, np.where(row >= 0, 0, -1), 1, plan.MIX_ITEMS)
+    means, row, to = means.astype(np.int64), row.astype(np.int32), plan.addresses(out)
+    address = plan.rows_with_any_center(table)
+    factors = np.empty((0, 0)) if mixing is None else plan.mixing_factors(mixing)  # [K + 1, R]
+    arrays = [address, layout.numel, work.order, work.items, means, row, to, factors]
+    key = "ranked", layout, work, *((a.shape, a.tobytes()) for a in (address, means, row, to, factors))
+    [memory] = plan.upload(table.device, (key, lambda: arrays))
+    marks = _not_finite_tensor(table, not_finite)
+    for code, first, count in work.launches:
+        mixed = mixing is not None and _POINTEE[code].is_floating()
+        R = len(mixing) if mixing is not None and mixed else K
+        programs, N = min(count, _RANKED_PROGRAMS), 128
+        scratch = _empty(table, programs * (1 + mixed), R, N)  # 8 bytes for a value, of which narrow ones use less
+        constants = {"DTYPE": _POINTEE[code], "MIXED": mixed, "GROUP": 8 if R <= 8 else 16, "N": N, "num_warps": 4}
+        _launch(table, ranked.ranked, (programs,), first, count, *memory, marks, scratch, K, R, M, **constants)
 
 
 def dots(table: Table, left: list[list[torch.Tensor]], row: np.ndarray, rows: int) -> torch.Tensor:
