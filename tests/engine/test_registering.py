@@ -86,7 +86,10 @@ def test_what_cannot_be_registered(known):
             type("same", (GlobalAggregator,), {**facts("same"), "__doc__": "It."}),
             "name of both the class and the method",
         ),
-        (with_fact(reads="foo"), r"Odd\.reads is 'foo', expected one of 'weights', 'products', 'pairs', 'models'"),
+        (
+            with_fact(reads="foo"),
+            r"Odd\.reads is 'foo', expected one of 'weights', 'products', 'pairs', 'ranks', 'models'",
+        ),
         (with_fact(buffers="mode"), r"Odd\.buffers is 'mode', expected one of 'mean', 'median'"),
         (with_fact(produces="two"), r"Odd\.produces is 'two', expected one of 'global', 'personalised', 'clusters'"),
         (with_fact(produces="clusters"), "has no property `clusters`"),
