@@ -42,7 +42,7 @@ $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 
 # Its aggregators need no more than the tests do; all that the package asks for would bring torchvision
 test-byzfl: $(VENV)/ready build/byzfl
-	PYTHONPATH=build/byzfl $(BIN)/python -m pytest -m integration tests/integrations/test_byzfl.py
+	PYTHONPATH=build/byzfl $(BIN)/python -m pytest -m integration tests/integrations/test_byzfl.py tests/integrations/test_byzfl_pre.py
 build/byzfl: Makefile | $(BIN)/python
 	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
 	touch $@

@@ -4,25 +4,17 @@ byzfl finds eigenvectors by one step of the power method from a random vector. W
 random vector is replaced by the eigenvector itself, which one step leaves as it is.
 """
 
-import importlib
-import sys
-from importlib.util import find_spec
 from itertools import combinations
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 import fastagg
+from helpers.byzfl import load
 
 pytestmark = pytest.mark.integration
-if (found := find_spec("byzfl")) is None or found.submodule_search_locations is None:
-    pytest.skip("byzfl is not installed", allow_module_level=True)
-if "byzfl" not in sys.modules:  # without its __init__.py, which imports torchvision, data sets and plots
-    sys.modules["byzfl"] = ModuleType("byzfl")
-    sys.modules["byzfl"].__path__ = list(found.submodule_search_locations)
-byzfl = importlib.import_module("byzfl.aggregators.aggregators")
+byzfl = load("aggregators.aggregators")
 
 CASES = [(5, 1), (9, 2), (11, 4)]  # clients, of whom so many are bad
 
@@ -126,3 +118,11 @@ def weights_of_each_iteration(x, f):
         tau = ((x - c @ x / c.sum()) @ first_vector(x, c)) ** 2
         c = c * (1 - tau / tau.max())
     return found
+
+
+@pytest.mark.parametrize(("K", "f"), CASES)
+def test_means_by_rank(K, f):
+    x = vectors(K, f, seed=K)
+    same(ours("median", x), byzfl.Median()(x))
+    same(ours("trimmed_mean", x, f=f), byzfl.TrMean(f)(x))
+    same(ours("meamed", x, f=f), byzfl.Meamed(f)(x))

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import fastagg
+from helpers.byzfl import load
 
-byzfl = pytest.importorskip("byzfl")
+pytestmark = pytest.mark.integration
+byzfl = load("aggregators.preaggregators")
 
 
 def vectors(K=11, n=400):
