@@ -3,17 +3,23 @@
 python -m benchmarks.results fig2 runs/fig2              do client vectors mirror the label groups?
 python -m benchmarks.results entropy runs/weiavg         do WeiAvg's weights follow label entropy?
 python -m benchmarks.results table runs/a [runs/b ...]   the table of a comparison
+python -m benchmarks.results gain docs/results/fashion-e1.xz --rounds 100    what is left beside equal weights
+python -m benchmarks.results page docs/results.md        makes the tables of the page again, from the files beside it
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fastagg.sim import report
+from fastagg._engine import atomic
+from fastagg.sim import archive, report
+from fastagg.sim.statistics import paired
 
 
 def fig2(runs: list[report.Run]) -> list[str]:
@@ -69,22 +75,94 @@ def entropy(runs: list[report.Run]) -> list[str]:
     return lines
 
 
-def main() -> int:
+def gain(runs: list[report.Run], rounds: int) -> list[str]:
+    """What is left of a method beside equal weights: accuracy, the length of its steps, and its weights' spread.
+
+    Accuracy and differences are of the mean of the last ten of so many rounds, seed by seed. The step is the length of
+    what a round adds to the global model, as a part of what FedAvg's weights would have added from the same clients.
+    The largest and smallest weight are in units of 1 / K. Steps and weights are means over rounds and seeds."""
+    head = ["method", "accuracy, %", "against uniform, points", "95 % interval", "against fedavg", "95 % interval",
+            "step, of FedAvg's", "largest weight", "smallest"]  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    scores: dict[str, dict[int, float]] = {}
+    seen: dict[str, list[np.ndarray]] = {}
+    for run in runs:
+        records = [m for m in run.metrics if 0 < m["round"] <= rounds]
+        if not records or records[-1]["round"] < rounds:
+            continue
+        label = run.summary["label"]
+        scores.setdefault(label, {})[run.config["seed"]] = 100 * float(np.mean([m["accuracy"] for m in records[-10:]]))
+        steps = [m["step"] / m["fedavg_step"] for m in records if m.get("fedavg_step")]
+        weights = np.array([[max(m["weights"]), min(m["weights"])] for m in records]) * len(records[0]["weights"])
+        seen.setdefault(label, []).append(np.array([np.mean(steps), *weights.mean(0)]))
+    for label in sorted(scores, key=lambda name: -np.mean(list(scores[name].values()))):
+        cells = [label, f"{np.mean(list(scores[label].values())):.2f}"]
+        for base in ("uniform", "fedavg"):
+            found = paired(scores[label], scores[base])
+            known = label != base and found.mean is not None and found.low is not None
+            text = f"{found.mean:+.2f}" if known else ""
+            cells += [f"**{text}**" if known and found.is_clear else text]
+            cells += [f"{found.low:+.2f} to {found.high:+.2f}" if known else ""]
+        cells += [f"{x:.2f}" for x in np.mean(seen[label], axis=0)]
+        lines.append(f"| {' | '.join(cells)} |")
+    seeds = sorted({len(found) for found in scores.values()})
+    said = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    return [*lines, "", f"{said}, {rounds} rounds. Bold: 0 is not in the interval (Student's t, seed by seed)."]
+
+
+def read(paths: Sequence[Path]) -> list[report.Run]:
+    """The runs in folders, and in files of archive.py"""
+    runs = []
+    for path in paths:
+        in_file = path.suffix in archive.SUFFIXES
+        runs += archive.unpack(path) if in_file else [report.read_run(folder) for folder in report.runs_in(path)]
+    return runs
+
+
+def answer(what: str, paths: Sequence[Path], rounds: int) -> list[str]:
+    runs = read(paths)
+    if what == "table":
+        lines = [report.markdown(report.group(runs))]
+    else:
+        lines = {"fig2": fig2, "entropy": entropy, "gain": lambda some: gain(some, rounds)}[what](runs)
+    seconds = sum(run.summary["seconds"]["total"] for run in runs)
+    return [*lines, "", f"{len(runs)} run{'s' * (len(runs) > 1)}; {seconds / 60:.0f} minutes of one process in all."]
+
+
+def publish(page: Path) -> int:
+    """Replaces what stands between `<!-- results: gain FILE --rounds N -->` and `<!-- end of results -->`; how often"""
+    text, made = page.read_text(), 0
+
+    def again(found: re.Match) -> str:
+        nonlocal made
+        made += 1
+        args = arguments(found[1].split())
+        lines = answer(args.what, [page.parent / path for path in args.paths], args.rounds)
+        return "\n".join([f"<!-- results: {found[1]} -->", "", *lines, "", "<!-- end of results -->"])
+
+    text = re.sub(r"<!-- results: (.*?) -->.*?<!-- end of results -->", again, text, flags=re.DOTALL)
+    atomic.write(page, text)
+    return made
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["fig2", "entropy", "table"])
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, or of comparisons")
-    args = parser.parse_args()
+    parser.add_argument("what", choices=["fig2", "entropy", "table", "gain", "page"])
+    parser.add_argument("paths", nargs="+", type=Path, help="folders of runs, files of packed ones; or a page")
+    parser.add_argument("--rounds", type=int, default=100, help="gain: of how many rounds (default: %(default)s)")
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    args = arguments(None)
     try:
-        runs = [report.read_run(folder) for path in args.folders for folder in report.runs_in(path)]
+        if args.what == "page":
+            print(f"{args.paths[0]}: {publish(args.paths[0])} tables")
+        else:
+            print("\n".join(answer(args.what, args.paths, args.rounds)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if args.what == "table":
-        print(report.markdown(report.group(runs)))
-    else:
-        print("\n".join((fig2 if args.what == "fig2" else entropy)(runs)))
-    seconds = sum(run.summary["seconds"]["total"] for run in runs)
-    print(f"\n{len(runs)} run{'s' * (len(runs) > 1)}; total time {seconds / 60:.1f} minutes of one process")
     return 0
 
 
