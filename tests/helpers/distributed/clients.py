@@ -137,10 +137,11 @@ def the_simulator(group, rank, ranks):
         return [{k: v for k, v in r.items() if k != "seconds"} for r in read_metrics(where / "metrics.jsonl")]
 
     for method in ("fedadam", "fedamp", "cfl", "fednova", "fedawa"):
-        options = from_dict(small | {"method": method})
+        more = {"attack": "backdoor", "attackers": 0.4} if method == "fedawa" else {}
+        options = from_dict(small | more | {"method": method})
         alone, spread = folder / f"{method}-alone-{rank}", folder / f"{method}-spread"
         simulator.simulate(options, alone, dataset=digits)
-        short = from_dict(small | {"method": method, "rounds": 2})
+        short = from_dict(small | more | {"method": method, "rounds": 2})
         simulator.simulate(short, spread, dataset=digits, peers=peers)
         if method == "fednova":  # another number of processes goes on
             dist.barrier(group)
@@ -165,6 +166,8 @@ def the_simulator(group, rank, ranks):
     raises(TypeError, "rank 1: 'NoneType' object is not callable", sim.next_round)
     raises(ValueError, "sim: fedlaw needs all clients in one process", lambda: simulator.Simulation(
         from_dict(small | {"method": "fedlaw"}), digits, peers))  # fmt: skip
+    raises(ValueError, "sim: attack=alie needs all clients in one process", lambda: simulator.Simulation(
+        from_dict(small | {"attack": "alie", "attackers": 0.4}), digits, peers))  # fmt: skip
     attacked = from_dict(small | {"attack": "scale", "attackers": 0.4, "attack_strength": 1e18, "lr": 1.0})
     ended = simulator.simulate(attacked, folder / "attacked", dataset=digits, peers=peers)
     assert ended.get("diverged", rank != 0)
