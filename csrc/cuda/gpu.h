@@ -92,8 +92,8 @@ struct Ranked {
   uint8_t* not_finite;   // [T], set to 1 where a client has a NaN or an infinity in that tensor; null: not wanted
   const double* mixing;  // [K + 1, R]: sorted are R sums of the clients, and of the center, with these factors; null:
                          // the clients. Integers are the clients' own all the same.
-  int32_t sorted;  // R, or K
-  void* scratch;   // ranked_scratch() bytes
+  int32_t sorted;        // R, or K
+  void* scratch;         // ranked_scratch() bytes
 };
 int64_t ranked_scratch(int dtype, int sorted, bool mixed);
 void ranked_means(int dtype, const Ranked&, Stream);  // dtype: of the items, any

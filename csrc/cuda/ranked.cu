@@ -60,12 +60,14 @@ template <class S> __device__ __forceinline__ const S* row_of(const Ranked& r, i
   return reinterpret_cast<const S*>(r.rows.address[int64_t(tensor) * r.rows.rows + row]);
 }
 
-// An element's values of clients [first, first + n), and infinities after them. False: one of them is not finite
+// An element's values of clients [first, first + n), and infinities after them. False: one of them is not finite. The
+// last client is read in the place of those that are not there: a predicate for each would keep loads from being under
+// way together.
 template <class S, class C, int N>
 __device__ __forceinline__ bool read(const Ranked& r, int tensor, int64_t at, int first, int n, C (&v)[N]) {
   S x[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = load_if(i < n, row_of<S>(r, tensor, 1 + first + min(i, n - 1)) + at);
+  for (int i = 0; i < N; ++i) x[i] = load(row_of<S>(r, tensor, 1 + first + min(i, n - 1)) + at);
   C seen = 0;  // NaN as soon as one is not finite
 #pragma unroll
   for (int i = 0; i < N; ++i) {
