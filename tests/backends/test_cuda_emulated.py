@@ -195,6 +195,7 @@ def test_blocks_fit_on_every_gpu(cuda):
     for K in (3, 7, 15, 23, 24, 70):
         g, clients = make(K, {"a.weight": (40,)})
         fastagg.gram_mix(g, clients, torch.rand(K))
+        fastagg.mix(clients, torch.rand(K))
         fastagg.mix(clients, torch.rand(5, K))
         torch.ops.fastagg.dots(list(g.values()), [v for sd in clients for v in sd.values()], [0], 1)
         table = tables.build(g, clients)
