@@ -201,17 +201,18 @@ __global__ void __launch_bounds__(merging_threads, 6) ranked_merging_kernel(Rank
   using C = typename Key<S, MIXED>::type;
   constexpr int N = MIXED ? most_mixed : most_sorted;
   SHARED_MEMORY
-  const int64_t values = int64_t(r.sorted) * merging_threads;
+  const int stride = int(blockDim.x);
+  const int64_t values = int64_t(r.sorted) * stride;
   C* memory = SHARED ? reinterpret_cast<C*>(shared_memory) : static_cast<C*>(r.scratch) + 2 * values * blockIdx.x;
   auto column = [&](bool second) {  // one of two
-    return Column<C>{memory + (second ? values : 0) + threadIdx.x, merging_threads};
+    return Column<C>{memory + (second ? values : 0) + threadIdx.x, stride};
   };
   const int groups = (r.sorted + N - 1) / N;
   auto first = [&](int group) { return int(int64_t(r.sorted) * (group < groups ? group : groups) / groups); };
   for (int64_t n = blockIdx.x; n < r.work.count; n += gridDim.x)
     for_each_chunk(r.work, item_of(r.work, n), [&](int tensor, int64_t begin, int count) {
 #pragma unroll 1
-      for (int e = int(threadIdx.x); e < count; e += merging_threads) {
+      for (int e = int(threadIdx.x); e < count; e += stride) {
         bool finite = true;
 #pragma unroll 1
         for (int g = 0; g < groups; ++g) {
@@ -271,19 +272,22 @@ template <class S> __global__ void __launch_bounds__(threads, 6) ranked_integers
   });
 }
 
-template <class S, bool MIXED> int64_t columns_bytes(int sorted) {  // of a block that merges
-  return int64_t(sorted) * 2 * merging_threads * sizeof(typename Key<S, MIXED>::type);
+template <class S, bool MIXED> int64_t columns_bytes(int sorted, int block) {  // of a block that merges
+  return int64_t(sorted) * 2 * block * sizeof(typename Key<S, MIXED>::type);
 }
 template <class S> int64_t scratch_of(int sorted, bool mixed) {
-  const int64_t bytes = mixed ? columns_bytes<S, true>(sorted) : columns_bytes<S, false>(sorted);
-  return (mixed || sorted > most_sorted) && bytes > most_shared ? bytes * scratch_blocks : 0;
+  auto bytes = mixed ? columns_bytes<S, true> : columns_bytes<S, false>;
+  if ((!mixed && sorted <= most_sorted) || bytes(sorted, 32) <= most_shared) return 0;
+  return bytes(sorted, merging_threads) * scratch_blocks;
 }
 
 template <class S, bool MIXED> void merged(const Ranked& r, Stream stream) {
-  const int64_t bytes = columns_bytes<S, MIXED>(r.sorted);
-  if (bytes <= most_shared)
-    return launch(MIXED ? "ranked_mixed" : "ranked_merged", ranked_merging_kernel<S, MIXED, true>, r.work.count,
-                  merging_threads, size_t(bytes), stream, r);
+  for (int block = merging_threads; block >= 32; block /= 2) {
+    const int64_t bytes = columns_bytes<S, MIXED>(r.sorted, block);
+    if (bytes <= most_shared)
+      return launch(MIXED ? "ranked_mixed" : "ranked_merged", ranked_merging_kernel<S, MIXED, true>, r.work.count,
+                    block, size_t(bytes), stream, r);
+  }
   launch(MIXED ? "ranked_mixed_many" : "ranked_merged_many", ranked_merging_kernel<S, MIXED, false>,
          min(r.work.count, scratch_blocks), merging_threads, 0, stream, r);
 }

@@ -201,7 +201,7 @@ def test_blocks_fit_on_every_gpu(cuda):
         table = tables.build(g, clients)
         times(cuda, table, torch.rand(5, K), out=[[torch.empty(40)] for _ in range(5)])
         times(cuda, table, torch.rand(5, K))
-    for K in (5, 32, 64, 128, 150):
+    for K in (5, 32, 64, 128, 256, 260):
         ranked_means(cuda, *cohort_of(K, (3,), torch.float64), every_mean(K)[:2])
         ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2])
         ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2], mixing=np.eye(K))
