@@ -19,7 +19,8 @@ template <int P, class Value> FASTAGG_INLINE void mean_in_order(int64_t count, c
       value(k, x);
       scaled += x[0] / n;
     }
-    mean[0] = fits ? mean[0] : scaled;
+    const VD largest = VD{} + 0x1.fffffffffffffp1023;  // which the mean must not pass by a rounding
+    mean[0] = fits ? mean[0] : minimum(maximum(scaled, -largest), largest);
   }
 }
 

@@ -60,12 +60,14 @@ template <class S> __device__ __forceinline__ const S* row_of(const Ranked& r, i
   return reinterpret_cast<const S*>(r.rows.address[int64_t(tensor) * r.rows.rows + row]);
 }
 
-// An element's values of clients [first, first + n), and infinities after them. False: one of them is not finite
+// An element's values of clients [first, first + n), and infinities after them. False: one of them is not finite. The
+// last client is read in the place of those that are not there: a predicate for each would keep loads from being under
+// way together.
 template <class S, class C, int N>
 __device__ __forceinline__ bool read(const Ranked& r, int tensor, int64_t at, int first, int n, C (&v)[N]) {
   S x[N];
 #pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = load_if(i < n, row_of<S>(r, tensor, 1 + first + min(i, n - 1)) + at);
+  for (int i = 0; i < N; ++i) x[i] = load(row_of<S>(r, tensor, 1 + first + min(i, n - 1)) + at);
   C seen = 0;  // NaN as soon as one is not finite
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -114,9 +116,9 @@ __device__ __forceinline__ double mean_in_order(Column<C> s, int begin, int from
   for (int i = 0, at = from; i < count; ++i, at = at + 1 < end ? at + 1 : begin) total += double(s[at]);
   const double mean = total / count;
   if (sizeof(C) == 4 || mean - mean == 0) return mean;
-  double scaled = 0;  // values near the end of float64
+  double scaled = 0;  // values near the end of float64, which their mean must not pass by a rounding
   for (int i = 0, at = from; i < count; ++i, at = at + 1 < end ? at + 1 : begin) scaled += double(s[at]) / count;
-  return scaled;
+  return fmin(fmax(scaled, -0x1.fffffffffffffp1023), 0x1.fffffffffffffp1023);
 }
 
 template <class C>
@@ -199,17 +201,18 @@ __global__ void __launch_bounds__(merging_threads, 6) ranked_merging_kernel(Rank
   using C = typename Key<S, MIXED>::type;
   constexpr int N = MIXED ? most_mixed : most_sorted;
   SHARED_MEMORY
-  const int64_t values = int64_t(r.sorted) * merging_threads;
+  const int stride = int(blockDim.x);
+  const int64_t values = int64_t(r.sorted) * stride;
   C* memory = SHARED ? reinterpret_cast<C*>(shared_memory) : static_cast<C*>(r.scratch) + 2 * values * blockIdx.x;
   auto column = [&](bool second) {  // one of two
-    return Column<C>{memory + (second ? values : 0) + threadIdx.x, merging_threads};
+    return Column<C>{memory + (second ? values : 0) + threadIdx.x, stride};
   };
   const int groups = (r.sorted + N - 1) / N;
   auto first = [&](int group) { return int(int64_t(r.sorted) * (group < groups ? group : groups) / groups); };
   for (int64_t n = blockIdx.x; n < r.work.count; n += gridDim.x)
     for_each_chunk(r.work, item_of(r.work, n), [&](int tensor, int64_t begin, int count) {
 #pragma unroll 1
-      for (int e = int(threadIdx.x); e < count; e += merging_threads) {
+      for (int e = int(threadIdx.x); e < count; e += stride) {
         bool finite = true;
 #pragma unroll 1
         for (int g = 0; g < groups; ++g) {
@@ -269,19 +272,22 @@ template <class S> __global__ void __launch_bounds__(threads, 6) ranked_integers
   });
 }
 
-template <class S, bool MIXED> int64_t columns_bytes(int sorted) {  // of a block that merges
-  return int64_t(sorted) * 2 * merging_threads * sizeof(typename Key<S, MIXED>::type);
+template <class S, bool MIXED> int64_t columns_bytes(int sorted, int block) {  // of a block that merges
+  return int64_t(sorted) * 2 * block * sizeof(typename Key<S, MIXED>::type);
 }
 template <class S> int64_t scratch_of(int sorted, bool mixed) {
-  const int64_t bytes = mixed ? columns_bytes<S, true>(sorted) : columns_bytes<S, false>(sorted);
-  return (mixed || sorted > most_sorted) && bytes > most_shared ? bytes * scratch_blocks : 0;
+  auto bytes = mixed ? columns_bytes<S, true> : columns_bytes<S, false>;
+  if ((!mixed && sorted <= most_sorted) || bytes(sorted, 32) <= most_shared) return 0;
+  return bytes(sorted, merging_threads) * scratch_blocks;
 }
 
 template <class S, bool MIXED> void merged(const Ranked& r, Stream stream) {
-  const int64_t bytes = columns_bytes<S, MIXED>(r.sorted);
-  if (bytes <= most_shared)
-    return launch(MIXED ? "ranked_mixed" : "ranked_merged", ranked_merging_kernel<S, MIXED, true>, r.work.count,
-                  merging_threads, size_t(bytes), stream, r);
+  for (int block = merging_threads; block >= 32; block /= 2) {
+    const int64_t bytes = columns_bytes<S, MIXED>(r.sorted, block);
+    if (bytes <= most_shared)
+      return launch(MIXED ? "ranked_mixed" : "ranked_merged", ranked_merging_kernel<S, MIXED, true>, r.work.count,
+                    block, size_t(bytes), stream, r);
+  }
   launch(MIXED ? "ranked_mixed_many" : "ranked_merged_many", ranked_merging_kernel<S, MIXED, false>,
          min(r.work.count, scratch_blocks), merging_threads, 0, stream, r);
 }

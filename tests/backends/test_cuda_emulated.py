@@ -195,12 +195,13 @@ def test_blocks_fit_on_every_gpu(cuda):
     for K in (3, 7, 15, 23, 24, 70):
         g, clients = make(K, {"a.weight": (40,)})
         fastagg.gram_mix(g, clients, torch.rand(K))
+        fastagg.mix(clients, torch.rand(K))
         fastagg.mix(clients, torch.rand(5, K))
         torch.ops.fastagg.dots(list(g.values()), [v for sd in clients for v in sd.values()], [0], 1)
         table = tables.build(g, clients)
         times(cuda, table, torch.rand(5, K), out=[[torch.empty(40)] for _ in range(5)])
         times(cuda, table, torch.rand(5, K))
-    for K in (5, 32, 64, 128, 150):
+    for K in (5, 32, 64, 128, 256, 260):
         ranked_means(cuda, *cohort_of(K, (3,), torch.float64), every_mean(K)[:2])
         ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2])
         ranked_means(cuda, *cohort_of(K, (3,), torch.float32), every_mean(K)[:2], mixing=np.eye(K))

@@ -14,6 +14,7 @@ from helpers import kernels as checks
 from helpers.cohort import DTYPES, assert_same_bits, make
 from helpers.every_method import METHODS
 from helpers.kernels import SHAPES, assert_mixed, check_marks, check_times, gram_error, gram_tolerance, times
+from helpers.ranked import every_mean, ranked_means, same_bits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,6 +75,24 @@ def test_gram_times(backend, dtype, K, M):
     for a, b in zip(out, mixed, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     assert torch.equal(times(chosen, table, weights.to(DEVICE)), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("K", [1, 5, 20, 32, 33, 100, 150, 300])
+def test_means_by_rank(backend, dtype, K):
+    g, clients = cohort(K, {"a.weight": (33,), "b.weight": (2060,)}, dtype=dtype)
+    for k, sd in enumerate([g, *clients]):
+        sd["count"] = torch.tensor([k * k, -k], device=DEVICE)
+    chosen = backends.choose(torch.device(DEVICE))
+    found = ranked_means(chosen, g, clients, every_mean(K))
+    assert same_bits(found[0], ranked_means(backends.reference, g, clients, every_mean(K))[0])
+    assert found[1] == [0, 0, 0]
+    mixing = np.random.default_rng(K).random((K, K)) / K
+    mixed = ranked_means(chosen, g, clients, every_mean(K)[:3], mixing=mixing)[0]
+    expected = ranked_means(backends.reference, g, clients, every_mean(K)[:3], mixing=mixing)[0]
+    for a, b in zip(mixed, expected, strict=True):
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y, rtol=torch.finfo(dtype).eps, atol=1e-14)
 
 
 @pytest.mark.parametrize("size", [1e30, 1e-30])

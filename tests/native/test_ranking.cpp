@@ -10,7 +10,8 @@ namespace {
 double mean_of(const std::vector<double>& values) {
   double total = 0, scaled = 0;
   for (double v : values) total += v, scaled += v / double(values.size());
-  return std::isfinite(total / double(values.size())) ? total / double(values.size()) : scaled;
+  const double mean = total / double(values.size()), largest = 0x1.fffffffffffffp1023;
+  return std::isfinite(mean) ? mean : std::min(std::max(scaled, -largest), largest);
 }
 
 // Of the values of one element, sorted, as fastagg.h says

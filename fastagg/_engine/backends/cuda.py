@@ -62,7 +62,7 @@ class Call:
 
 
 class Kernels:
-    """The kernels by a native module: fastagg._cuda, or the emulated one of the tests"""
+    """The kernels of reference.py by a native module: fastagg._cuda, or the emulated one of the tests"""
 
     def __init__(self, native: ModuleType, emulated: bool = False) -> None:
         if TYPE_CHECKING:

@@ -158,7 +158,7 @@ def _mixed(mixing: np.ndarray, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor
         total = torch.zeros_like(w[0])
         for weight, values in zip(weights, w, strict=True):
             total = total + weight * values
-        rest = 1 - float(sum(weights))
+        rest = 1 - float(np.sum(weights))
         rows.append(total + rest * g if rest else total)
     return torch.stack(rows)
 
@@ -181,4 +181,5 @@ def _mean_in_order(values: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tenso
     for value in values:
         total, scaled = total + value, scaled + value / len(values)
     mean = total / len(values)
-    return torch.where(torch.isfinite(mean), mean, scaled)  # values near the end of float64
+    largest = torch.finfo(torch.float64).max  # which the mean must not pass by a rounding
+    return torch.where(torch.isfinite(mean), mean, scaled.clamp(-largest, largest))  # values near the end of float64

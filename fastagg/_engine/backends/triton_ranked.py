@@ -88,7 +88,8 @@ def _mean(s, begin, start, end, count, N: tl.constexpr):
             scaled = tl.zeros([N], tl.float64)
             for i in range(count):
                 scaled += _around(s, begin, start + i, end, N) / number
-            mean = tl.where(too_large, scaled, mean)
+            largest = 1.7976931348623157e308  # which the mean must not pass by a rounding
+            mean = tl.where(too_large, tl.minimum(tl.maximum(scaled, -largest), largest), mean)
     return mean
 
 
