@@ -173,6 +173,7 @@ def all_tables(records: list[Record]) -> list[tuple]:
         contests(records, ("gram", "gram_mix"), "The Gram", gram_note(records)),
         contests(records, ("fedawa", "fedawa_layerwise", "fedawa_released"),
                  "FedAWA and FedAWA-L as in the paper (5 steps), and FedAWA as released (one step)"),
+        contests(records, ("median", "trimmed_mean"), "Medians and trimmed means of every element (f = K / 5)"),
         many(records), levels(records), methods(records), table2(records), simulator(records), memory(records),
     ]  # fmt: skip
     return [table for table in tables if table[2]]
