@@ -25,6 +25,7 @@ from fastagg.extend import (
     ranks,
     register,
 )
+from fastagg.methods.honest_majority import mean_of
 from fastagg.methods.krum import scores
 
 
@@ -62,12 +63,10 @@ class Bulyan(GlobalAggregator):
             most = f"the largest f possible is {(K - 3) // 4}" if K >= 3 else "at least 3 are needed even with f=0"
             raise InputError(f"bulyan: f={f} needs at least 4 f + 3 = {4 * f + 3} clients, got {K}; {most}")
         chosen = choose(cohort.distance_gram().host.squared_distances().numpy(), f)
-        weights = np.zeros(K)
-        weights[chosen] = 1 / len(chosen)
-        return Weights(weights, ranked=ranks.median(len(chosen)).around(K - 4 * f))
+        return Weights(mean_of(chosen, K), ranked=ranks.median(len(chosen)).around(K - 4 * f))
 
 
-def choose(squares: np.ndarray, f: int) -> list[int]:
+def choose(squares: np.ndarray, f: int) -> np.ndarray:
     """K - 2 f clients, from squared distances [K, K]"""
     left = np.arange(len(squares))
     chosen = []
@@ -77,4 +76,4 @@ def choose(squares: np.ndarray, f: int) -> list[int]:
         at = int(np.argmin(s))  # the first of several with the same score
         chosen.append(int(left[at]))
         left = np.delete(left, at)
-    return chosen
+    return np.array(chosen)

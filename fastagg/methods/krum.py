@@ -15,6 +15,7 @@ from typing import Annotated
 import numpy as np
 
 from fastagg.extend import Cohort, GlobalAggregator, Gram, InputError, Range, Weights, register
+from fastagg.methods.honest_majority import mean_of
 
 
 class _Krum(GlobalAggregator):
@@ -94,6 +95,4 @@ def scores(squares: np.ndarray, neighbours: int) -> np.ndarray:
 
 
 def _first(s: np.ndarray, m: int) -> np.ndarray:
-    weights = np.zeros(len(s))
-    weights[np.argsort(s, kind="stable")[:m]] = 1 / m
-    return weights
+    return mean_of(np.argsort(s, kind="stable")[:m], len(s))
