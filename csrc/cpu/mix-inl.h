@@ -64,14 +64,14 @@ template <class S, int MB, int EV> inline VU mix_step(const MixChunk& p, int64_t
       typename X::A x[P];
       X::load(src + v * lanes, x);
       unroll<MB * P>([&](auto i) INLINE_LAMBDA {
-        constexpr int b = i / P, part = i % P;
+        const int b = i / P, part = i % P;
         acc[b][v * P + part] = fma(x[part], w[b], acc[b][v * P + part]);
       });
     });
   }
   VU finite = ~VU{};
   unroll<MB * EV>([&](auto i) INLINE_LAMBDA {
-    constexpr int b = i / EV, v = i % EV;
+    const int b = i / EV, v = i % EV;
     finite &= X::store((S*)p.out[(m + b) * p.out_stride] + at + v * lanes, acc[b] + v * P, stream);
   });
   return finite;

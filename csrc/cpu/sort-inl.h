@@ -103,7 +103,7 @@ bool sort_group(const void* const* client, int count, int64_t at, void* to, int6
     finite = all(below(sum, 1));
   }
   unroll<Network<N>::size>([&](auto c) INLINE_LAMBDA {
-    constexpr int a = Network<N>::list.low[c], b = Network<N>::list.high[c];
+    const int a = Network<N>::list.low[c], b = Network<N>::list.high[c];
     V lower = minimum(r[a], r[b]);
     r[b] = maximum(r[a], r[b]);
     r[a] = lower;
