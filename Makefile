@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
 # Builds with what is in $(VENV): build-requirements.txt, and not whatever pip would fetch for the occasion
 BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
+# CUDA for the GPU that is here (none: nvcc's oldest), where `pip install .` builds for every generation. Tests
+# compile for more by themselves.
+export FASTAGG_CUDA_ARCHITECTURES ?= native
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
 NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
   tests/native/*.*))
