@@ -39,3 +39,19 @@ def convert_as_gpus_do(monkeypatch):
         return x.astype(np.uint32) << 16 if (source, target) == (bf16, f32) else usual(x, source, target, mode)
 
     monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def sum_as_gpus_do(monkeypatch):
+    """The interpreter asks a BLAS for its products, and some (OpenBLAS for Zen 5) sum the elements of one matrix in
+    different orders. A GPU's lanes all do the same."""
+    if DEVICE.type == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    def dot(self, a, b, d, *unused):
+        sums = np.zeros_like(d.data)
+        for column, row in zip(a.data.T, b.data, strict=True):
+            sums += np.multiply.outer(column, row)
+        return interpreter.TensorHandle(sums + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
