@@ -5,6 +5,7 @@ python -m benchmarks.poisoning             every robust method, with and without
                                            --out already are not made again, and the same command goes on after a stop
 python -m benchmarks.poisoning --write     also puts the tables and the picture into docs
 python -m benchmarks.poisoning --rules median krum --attacks alie    a part of it
+python -m benchmarks.poisoning --alone     what the samples that FLTrust's server has are worth without any client
 python -m benchmarks.poisoning --quick     two methods, one seed, a few rounds: does it work?
 """
 
@@ -20,9 +21,10 @@ from benchmarks import heatmap, simulations
 from benchmarks.publish import DOCS
 from fastagg._engine import registry
 from fastagg._engine.options import options_of
-from fastagg.sim import comparison, report
+from fastagg.sim import comparison, report, supplied
 from fastagg.sim.choices import ATTACKS
 from fastagg.sim.config import Config, from_dict
+from fastagg.sim.simulation import Simulation
 
 PAGE = DOCS / "robustness.md"
 PICTURE = DOCS / "robustness" / "poisoning"
@@ -172,12 +174,31 @@ def picture(found: Found, attacks: Sequence[str], rules: Sequence[Rule], shares:
     heatmap.draw(panels, [rule.label for rule in rules], columns, at)
 
 
+def alone(seeds: int, rounds: int = ROUNDS) -> str:
+    """A model trained on the server's samples only, for as many rounds as with clients"""
+    found = []
+    for seed in range(seeds):
+        sim = Simulation(Cell(Rule("fltrust"), "none", SHARES[0]).config(seed, rounds))
+        seen = []
+        for _ in range(rounds):
+            sim.models = [supplied.server_model(sim)]
+            sim.round += 1
+            seen.append(sim.evaluated()["accuracy"])
+        found.append(100 * mean(seen[-report.AVERAGED :]))
+    each = ", ".join(f"{value:.1f}" for value in found)
+    return f"the server's {len(sim.proxy[0])} samples alone: {mean(found):.1f} % (by seed: {each})"
+
+
 def main(argv: list[str] | None = None) -> int:
     some = {"nargs": "+", "metavar": "NAME"}
     args = simulations.parse(
         argv, __doc__, out="runs/poisoning", page=PAGE, seeds=SEEDS, quick="two methods, one seed, a few rounds",
-        more={"--rules": some | {"help": "only these methods"}, "--attacks": some | {"help": "only these attacks"}},
+        more={"--rules": some | {"help": "only these methods"}, "--attacks": some | {"help": "only these attacks"},
+              "--alone": {"action": "store_true", "help": "the server's own samples, without clients"}},
     )  # fmt: skip
+    if args.alone:
+        print(alone(args.seeds, 2 if args.quick else ROUNDS))
+        return 0
     if args.write and (args.rules or args.attacks):
         print("a part of the tables is not for the documents: leave out --rules and --attacks", file=sys.stderr)
         return 2

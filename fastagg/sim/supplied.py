@@ -91,7 +91,7 @@ def _proxy(sim: Simulation) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 
 
-def _server_model(sim: Simulation) -> Model:
+def server_model(sim: Simulation) -> Model:
     """The global model after a round of plain training on samples of the server, for as many epochs as clients train"""
     (x, y), o, r = _samples_of_server(sim), sim.options, sim.round + 1
     local = replace(o.local, algorithm="sgd", mu=None, wdr=0.0, keep_momentum=False, loss=sim.trainer.loss)
@@ -112,6 +112,6 @@ SUPPLIES: dict[str | None, Callable[[Simulation, list[int], list[Update]], Any]]
     "start_losses": lambda sim, present, _: _start_losses(sim, present, held_out=True),
     "train_losses": lambda sim, present, _: _start_losses(sim, present, held_out=False),
     "start_distances": _start_distances,
-    "server_model": lambda sim, _, __: _server_model(sim),
+    "server_model": lambda sim, _, __: server_model(sim),
     "choices": lambda sim, present, _: [sim.model_of[k] for k in present],
 }
