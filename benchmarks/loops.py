@@ -58,28 +58,19 @@ class Elsewhere:
         self._process.start()
 
     def next_round(self) -> dict[str, Any]:
-        return self._ask("next_round")
-
-    def model(self) -> dict[str, Tensor]:
-        return {key: torch.from_numpy(value) for key, value in self._ask("model").items()}
-
-    def _ask(self, what: str) -> Any:
-        self._pipe.send(what)
+        self._pipe.send(True)
         return self._pipe.recv()
 
     def close(self) -> None:
-        self._pipe.send("")
+        self._pipe.send(False)
         self._process.join()
 
 
 def serve(pipe: Any, kind: type[PlainLoop], plan: Plan, threads: int) -> None:
     torch.set_num_threads(threads)
     loop = kind(plan)
-    while what := pipe.recv():
-        if what == "next_round":
-            pipe.send(loop.next_round())
-        else:
-            pipe.send({key: value.numpy() for key, value in loop.global_sd.items()})
+    while pipe.recv():  # whether there is another round
+        pipe.send(loop.next_round())
 
 
 def usual_network(module: nn.Module) -> nn.Module:
