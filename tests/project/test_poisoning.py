@@ -98,6 +98,15 @@ def test_a_part_of_it(arguments, message, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_servers_samples_alone_are_trained_on(capsys):
+    reached = []
+    for rounds in (1, 4):
+        reached.append(float(poisoning.alone(seeds=1, rounds=rounds).split("alone: ")[1].split(" %")[0]))
+    assert 10 < reached[0] < reached[1] <= 100
+    assert poisoning.main(["--alone", "--quick"]) == 0
+    assert capsys.readouterr().out.startswith("the server's 100 samples alone: ")
+
+
 def test_publishing_replaces_what_is_between_the_marks(tmp_path):
     page = tmp_path / "page.md"
     end = "<!-- end of a table -->"
