@@ -86,6 +86,9 @@ class Config:
     long_tail: float = option(1.0, "ratio of the sizes of the most frequent and the rarest class")
     corrupted: float = option(0.0, "fraction of clients whose labels are swapped")
     clients: int = option(20, "number of clients")
+    domain_clients: str | None = option(
+        None, "how many of them each domain has, as 3,7,6,4; default: as equally many as can be"
+    )
     participation: float = option(1.0, "fraction of clients that take part in a round")
     selection: str = option("random", "how participants are chosen: random, or window (SimProx's sliding window)")
     dropout: float = option(0.0, "probability that a participating client sends nothing")
@@ -123,6 +126,9 @@ class Config:
     proxy_from: str = option("train", "where these are from: train, or test, which is then tested on without them")
     proxy_split: str = option("balanced", "how many of each class: " + ", ".join(PROXY_SPLITS))
     seed: int = option(0, "seed of the split, the initial model, the batches and everything else that is random")
+    ideal: bool = option(
+        False, "also train on all data together in every round, and record how far updates are from that (true, false)"
+    )
     threads: int = option(1, "threads per run, each with clients of its own. Parallel runs use the other cores")
     device: str = option("cpu", "where clients train: cpu, cuda, cuda:1, mps")
     precision: str = option("float32", "float32, or bfloat16 for what autocast computes in it")
@@ -136,6 +142,8 @@ class Config:
         check_number("sim", "train_share", self.train_share, 0, 1, strict=True)
         check_choice("sim", "selection", self.selection, ("random", "window"))
         check_choice("sim", "batched", self.batched, (None, True, False))
+        check_choice("sim", "ideal", self.ideal, (True, False))
+        _ = self.clients_of_domains
         for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
             check_integer("sim", name, getattr(self, name), low)
         for name, most in (("rounds", 10**9), ("seed", 2**62), ("threads", 1024), ("clients", 10**6)):
@@ -171,6 +179,18 @@ class Config:
         check_number("sim", "attack_share", self.attack_share, 0, 1, strict=True)
         if self.attackers and self.attack == "none":
             raise ValueError(f"sim: attackers={self.attackers} without an attack; choose one: {', '.join(ATTACKS[1:])}")
+
+    @property
+    def clients_of_domains(self) -> list[int] | None:
+        """How many clients each domain has, if that is said"""
+        if self.domain_clients is None:
+            return None
+        try:
+            return [int(number) for number in self.domain_clients.split(",")]
+        except (AttributeError, ValueError):
+            raise ValueError(
+                f"sim: domain_clients={self.domain_clients!r}; expected a number for each domain, as a text: 3,7,6,4"
+            ) from None
 
     @property
     def strength(self) -> float | None:

@@ -36,7 +36,9 @@ def divided(o: Config, own: Own, dataset: Dataset | None) -> tuple[Dataset, Part
         "train_share": o.train_share, "seed": o.seed,
     }  # fmt: skip
     if d.domains:
-        parts = domains.split(d, o.clients, **how)
+        parts = domains.split(d, o.clients, domain_clients=o.clients_of_domains, **how)
+    elif o.domain_clients is not None:
+        raise ValueError(f"sim: domain_clients={o.domain_clients} with {d.name}, which has no domains; leave it out")
     else:
         parts = partition.make(d.y.numpy(), d.test_y.numpy(), d.classes, o.clients, **how, given=given)
     return d, parts, proxy or (d.x[parts.proxy], d.y[parts.proxy])

@@ -18,6 +18,8 @@ from fastagg.sim import attack, data, models, ranks, supplied
 from fastagg.sim.attack.data import Backdoor, flipped
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
+from fastagg.sim.ideal import Ideal
+from fastagg.sim.ideal import why_not as why_no_ideal
 from fastagg.sim.objects import Own
 from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, outcomes
@@ -25,7 +27,7 @@ from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS, TRIGGERS = range(8)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS, TRIGGERS, IDEAL = range(9)
 
 
 class Simulation:
@@ -66,6 +68,9 @@ class Simulation:
         if peers is not None:
             ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(supplied.needed(self), ()))
             self.server.group = peers.group
+        if o.ideal and (why := why_no_ideal(self.server.produces, peers is not None)):
+            raise ValueError(f"sim: ideal=true cannot be had here: {why}; leave it out")
+        self.ideal = Ideal(self, local) if o.ideal else None
         self.round = 0
         self.models = [self.first_state(self.module)]
         if self.server.produces == "clusters":  # as many as the method begins with, different from each other
@@ -121,6 +126,9 @@ class Simulation:
         }  # fmt: skip
         with clock("evaluate"):
             record |= observed(self, result, before, present, updates, here) | self.evaluated()
+        if self.ideal is not None:
+            seed = int(self.draw(IDEAL, r).integers(2**31))
+            record |= self.ideal.observed(self, before, present, updates, lr, seed)
         return record | {"seconds": clock.seconds}
 
     @property

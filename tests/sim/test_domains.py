@@ -80,3 +80,15 @@ def test_a_run_splits_by_domain():
     sim = Simulation(from_dict(options), DATA)
     assert domains_of(sim.parts) == [0, 0, 1, 1, 2]
     assert 0 <= sim.next_round()["accuracy"] <= 1
+
+
+def test_the_option_says_how_many_clients_each_domain_has():
+    options = {"data": "domain-digits", "clients": 6, "domain_clients": "1,3,2", "partition": "iid", "proxy": 0}
+    sim = Simulation(from_dict(options), DATA)
+    assert domains_of(sim.parts) == [0, 1, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match=r"domain_clients=\[1, 3, 3\]; expected 3 numbers"):
+        Simulation(from_dict(options | {"domain_clients": "1,3,3"}), DATA)
+    with pytest.raises(ValueError, match="domain_clients='1;3'; expected a number for each domain"):
+        from_dict(options | {"domain_clients": "1;3"})
+    with pytest.raises(ValueError, match="own, which has no domains"):
+        Simulation(from_dict(options), Dataset("own", DATA.x, DATA.y, DATA.test_x, DATA.test_y, 3))
