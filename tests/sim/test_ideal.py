@@ -70,5 +70,5 @@ def test_in_the_folder_of_a_run(digits, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedamp", "cfl"])
 def test_methods_with_several_models_have_none(method, digits):
-    with pytest.raises(ValueError, match="ideal=true cannot be had here: .* one global model"):
+    with pytest.raises(ValueError, match=r"ideal=true cannot be had here: .* one global model"):
         Simulation(from_dict(ONE_STEP | {"method": method}), digits)
