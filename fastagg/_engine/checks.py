@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -72,3 +73,18 @@ def check_flag(method: str, option: str, value: Any) -> None:
 def check_choice(method: str, option: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{method}: {option}={value!r}; expected one of {', '.join(map(repr, allowed))}")
+
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def byte_count(name: str, value: int | str) -> int:
+    """Bytes, from a number or from words like 500MB, 2 GB or 1e9"""
+    found = re.fullmatch(r"([0-9.e+]+) *([KMGT]?)i?B?", str(value).strip(), re.IGNORECASE)
+    try:
+        count = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
+        if count < 1 or count > 2**62:
+            raise ValueError
+        return int(count)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={value!r}; expected a number of bytes, such as 500MB or 2GB") from None

@@ -74,7 +74,7 @@ def ranked_means_of(
     into   results of which the tensors with a row are replaced; all take the same mean if there is but one
     """
     M = means.shape[1]
-    tensors, outs = _outputs(table, M, out) if into is None else (_tensors_of(table, into), into)
+    tensors, outs = _outputs(table, M, out) if into is None else (tensors_of(table, into), into)
     marks = nonfinite.marks(table)
     stats = np.broadcast_to(means, (len(means), len(tensors), 3))
     backends.choose(table.device, backend).ranked_means(table, stats, row, tensors, marks, mixing)
@@ -82,7 +82,7 @@ def ranked_means_of(
     return into or [finish(table, t, o) for t, o in zip(tensors, outs, strict=True)]
 
 
-def _tensors_of(table: Table, results: list[Result]) -> list[list[torch.Tensor]]:
+def tensors_of(table: Table, results: list[Result]) -> list[list[torch.Tensor]]:
     keys = table.layout.keys
     return [[as_tensor(result[key], "the result", key).detach() for key in keys] for result in results]
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import fastagg
 from fastagg import InputError, NonFiniteError
-from fastagg._engine.files.job import Job, byte_count
+from fastagg._engine.checks import byte_count
+from fastagg._engine.files.job import Job
 from fastagg._engine.inputs import RoundInput, read_inputs
 from helpers.cohort import DTYPES, make
 from helpers.every_method import IN_MEMORY, METHODS, OPTIONS, cohort, models, of_some, round_inputs

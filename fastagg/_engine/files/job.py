@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ import torch
 from fastagg._engine import forming, registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, Pass
-from fastagg._engine.checks import InputError, suggest
+from fastagg._engine.checks import InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.files.clients import Unusable, ids_of, naming_files, open_client
 from fastagg._engine.files.file_result import FileResult
@@ -34,7 +33,6 @@ from fastagg._engine.options import options_of
 from fastagg._engine.table import Table
 
 MOST_LISTED = 100_000  # weights in a file's metadata; of more (many layers) there are none
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def aggregate_files(
@@ -289,18 +287,6 @@ class Job:
 def _kept(given: Any) -> Any:
     """What can be read once is read now"""
     return list(given) if isinstance(given, Iterator) else given
-
-
-def byte_count(name: str, value: int | str) -> int:
-    """Bytes, from a number or from words like 500MB, 2 GB or 1e9"""
-    found = re.fullmatch(r"([0-9.e+]+) *([KMGT]?)i?B?", str(value).strip(), re.IGNORECASE)
-    try:
-        count = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
-        if count < 1 or count > 2**62:
-            raise ValueError
-        return int(count)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={value!r}; expected a number of bytes, such as 500MB or 2GB") from None
 
 
 def _server(method: str | Aggregator, options: dict[str, Any]) -> tuple[Aggregator, dict[str, Any], dict[str, Any]]:

@@ -23,17 +23,17 @@ class Slab:
     count: np.ndarray
 
     def bytes(self, layout: Layout) -> int:
-        return int((self.count * _item(layout)[self.t]).sum())
+        return int((self.count * item_bytes(layout)[self.t]).sum())
 
-    def pages(self, address: np.ndarray, layout: Layout) -> list[tuple[int, int]]:
-        """Where the pieces of a model with tensors at address [T] are"""
-        item = _item(layout)[self.t]
+    def pages(self, address: np.ndarray, item: np.ndarray) -> list[tuple[int, int]]:
+        """Where the pieces of a model are, with tensors at address [T] of elements with so many bytes [T]"""
+        item = item[self.t]
         return paging.ranges(address[self.t] + self.begin * item, self.count * item)
 
     def of(self, table: Table) -> Table:
         """The table of the pieces"""
         layout, t = table.layout, self.t
-        item = _item(layout)[t]
+        item = item_bytes(layout)[t]
         names = t.tolist()
         part = replace(
             layout,
@@ -72,7 +72,7 @@ class Pieces:
 def slabs_of(table: Table, used: np.ndarray, models: int, most: int, columns: int) -> list[Slab]:
     """The tensors used, in their order, in slabs that take at most `most` bytes in so many models, and in the sums
     [K+1, columns] of their chunks; or of one chunk, where that alone takes more."""
-    layout, item = table.layout, _item(table.layout)
+    layout, item = table.layout, item_bytes(table.layout)
     matrix = (table.K + 1) * columns * 8.0  # one for each layer in a slab, or chunk of a layer
     slabs: list[Slab] = []
     pieces: list[tuple[int, int, int]] = []
@@ -160,6 +160,6 @@ class LayerSums:
         return np.stack([self.sums.get(layer, none) for layer in range(len(self.left))])
 
 
-def _item(layout: Layout) -> np.ndarray:
+def item_bytes(layout: Layout) -> np.ndarray:
     """Bytes of an element of each tensor: [T]"""
     return layout.bytes // np.maximum(layout.numel, 1)

@@ -20,7 +20,7 @@ from fastagg._engine import table as tables
 from fastagg._engine.checks import InputError
 from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile
-from fastagg._engine.files.slabs import LayerSums, Pieces, Slab, slabs_of
+from fastagg._engine.files.slabs import LayerSums, Pieces, Slab, item_bytes, slabs_of
 from fastagg._engine.gram import Gram
 from fastagg._engine.outputs import finish
 from fastagg._engine.result import Result, Results
@@ -59,6 +59,19 @@ class InFiles:
     def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
         return tables.build(global_sd, client_sds, **options)
 
+    def part(self, slab: Slab, table: Table) -> Table:
+        """The table of a slab's pieces, for the kernels"""
+        return slab.of(table)
+
+    def _outs(self, table: Table, models: int, rows: int, out: Out) -> SlabOutputs:
+        outs = self.outputs(table, models, rows)
+        return SlabOutputs(table, [[each[key] for key in table.layout.keys] for each in outs], outs)
+
+    def _clients_read(self, table: Table) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Where the tensors of the clients to be read are, [T], and the bytes of their elements, [T]"""
+        item = item_bytes(table.layout)
+        return [(address, item) for address in table.client_address.T]
+
     def any(self, flag: bool) -> bool:
         return flag
 
@@ -74,7 +87,7 @@ class InFiles:
 
         def compute(slab: Slab) -> None:
             slab, row, layers = sums.cut(slab)
-            sums.add(layers, _kernels(table).gram(slab.of(table), row, len(layers), True))
+            sums.add(layers, _kernels(table).gram(self.part(slab, table), row, len(layers), True))
 
         self._walk("Gram", table, table.layout.gram_layer >= 0, [], compute, sums.shape[1])
         gram = kernels.formed(table, layerwise, torch.from_numpy(sums.result()))
@@ -82,10 +95,10 @@ class InFiles:
         return gram
 
     def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, blame: Table) -> list[Result]:
-        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)))
+        outs = self._outs(table, weights.shape[1], len(weights), out)
 
         def compute(slab: Slab) -> None:
-            part, tensors = slab.of(table), outs.of(slab)
+            part, tensors = self.part(slab, table), outs.of(slab)
             marks = not_finite_marks(part)
             _kernels(table).mix(part, torch.from_numpy(weights), row[slab.t], tensors, marks)
             outs.mark(slab, marks)
@@ -97,12 +110,12 @@ class InFiles:
     def gram_mix(
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
-        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)))
+        outs = self._outs(table, weights.shape[1], len(weights), out)
         sums = LayerSums(table, layerwise, 2 * self.slab_bytes, table.K + 1)
 
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
-            part, tensors = slab.of(table), outs.of(slab)
+            part, tensors = self.part(slab, table), outs.of(slab)
             marks = not_finite_marks(part)
             matrices = _kernels(table).gram_mix(
                 part, gram_row, len(layers), True, torch.from_numpy(weights), row[slab.t], tensors, marks
@@ -119,12 +132,12 @@ class InFiles:
     def gram_times(
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
     ) -> tuple[UnformedGram, list[Result]]:
-        outs = SlabOutputs(table, self.outputs(table, weights.shape[1], len(weights)) if mix else [])
+        outs = self._outs(table, weights.shape[1], len(weights), out) if mix else SlabOutputs(table, [], [])
         sums = LayerSums(table, layerwise, 2 * self.slab_bytes, 2 + weights.shape[1])
 
         def compute(slab: Slab) -> None:
             slab, sum_row, layers = sums.cut(slab)
-            part, tensors = slab.of(table), outs.of(slab)
+            part, tensors = self.part(slab, table), outs.of(slab)
             marks = not_finite_marks(part)
             columns = _kernels(table).gram_times(
                 part,
@@ -151,11 +164,14 @@ class InFiles:
         self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
         mixing: np.ndarray | None = None,
     ) -> list[Result]:  # fmt: skip
-        outs = SlabOutputs(table, self.outputs(table, means.shape[1], len(means)) if into is None else into)
+        if into is None:
+            outs = self._outs(table, means.shape[1], len(means), out)
+        else:
+            outs = SlabOutputs(table, kernels.tensors_of(table, into), into)
         stats = np.broadcast_to(means, (len(means), len(outs.tensors), 3))
 
         def compute(slab: Slab) -> None:
-            part, tensors = slab.of(table), outs.of(slab)
+            part, tensors = self.part(slab, table), outs.of(slab)
             marks = not_finite_marks(part)
             _kernels(table).ranked_means(part, stats, row[slab.t], tensors, marks, mixing)
             outs.mark(slab, marks)
@@ -190,15 +206,17 @@ class InFiles:
         """
         center = columns is not None
         slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, columns or 0)
-        read = [*([table.center_address] if center else []), *table.client_address.T]
-        written = [np.array([t.data_ptr() for t in tensors], dtype=np.int64) for tensors in outputs]
-        total = sum(slab.bytes(table.layout) for slab in slabs) * len(read)
+        item = item_bytes(table.layout)
+        read = [*([(table.center_address, item)] if center else []), *self._clients_read(table)]
+        written = [(np.array([t.data_ptr() for t in tensors], dtype=np.int64), item) for tensors in outputs]
+        models = table.K + center
+        total = sum(slab.bytes(table.layout) for slab in slabs) * models
         done = 0
         self._check_files()
         with paging.ReadAhead() as ahead:
 
             def ask(slab: Slab) -> tuple[list, Future]:
-                inputs, outs = ([s for at in side for s in slab.pages(at, table.layout)] for side in (read, written))
+                inputs, outs = ([s for at, size in side for s in slab.pages(at, size)] for side in (read, written))
                 return inputs + outs, ahead.populate(inputs, outs)
 
             coming = [ask(slab) for slab in slabs[:1]]
@@ -208,7 +226,7 @@ class InFiles:
                 coming += [ask(following) for following in slabs[at + 1 : at + 2]]
                 compute(slab)
                 ahead.release(pages)
-                done += slab.bytes(table.layout) * len(read)
+                done += slab.bytes(table.layout) * models
                 if self.progress is not None:
                     self.progress(name, done, total)
         self._check_files()
@@ -233,9 +251,11 @@ class InFiles:
 class SlabOutputs:
     """The models that a mix writes"""
 
-    def __init__(self, table: Table, outputs: Sequence[dict[str, torch.Tensor]]) -> None:
-        self.table, self.outputs = table, outputs
-        self.tensors = [[out[key] for key in table.layout.keys] for out in outputs]  # [M][T]
+    def __init__(
+        self, table: Table, tensors: list[list[torch.Tensor]], outputs: Sequence[StateDict | None]
+    ) -> None:
+        """tensors [M][T], of the state dicts in outputs, or new ones where there is None"""
+        self.table, self.tensors, self.outputs = table, tensors, outputs
         self.not_finite = not_finite_marks(table)
 
     def of(self, slab: Slab) -> list[list[torch.Tensor]]:
