@@ -14,6 +14,8 @@ from typing_extensions import dataclass_transform
 
 from fastagg._engine import options, rounds, saved
 from fastagg._engine.access import Access
+from fastagg._engine.arrivals.round import Round
+from fastagg._engine.arrivals.spill import Spill
 from fastagg._engine.checks import InputError
 from fastagg._engine.cohort import Cohort
 from fastagg._engine.describe import ClientValue, describe, describe_several
@@ -97,6 +99,7 @@ class Aggregator(Generic[R]):
     turn: int = field(init=False, default=0, repr=False)  # how many rounds there have been
     # What is carried from round to round. Replaced as a whole when a round is complete, never modified in place.
     state: Any = field(init=False, default=None, repr=False)
+    finished_round: str | None = field(init=False, default=None, repr=False)  # the last one that can be resumed
     _unnamed: int | None = field(init=False, default=None, repr=False)  # clients of the last round, if it had no ids
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -209,6 +212,11 @@ class Aggregator(Generic[R]):
                 return f"it needs {spec.name} of each client, and sees buckets of them"
         return ""
 
+    def part_of_mean(self, size: float) -> float | None:
+        """What a client with so much data counts for, if this method reads no more of the clients than a mean with such
+        parts: they can then be added up as they come"""
+        return None
+
     @property
     def min_clients(self) -> int:
         """The smallest number of clients that a round can have"""
@@ -233,7 +241,12 @@ class Aggregator(Generic[R]):
 
     def state_dict(self) -> dict[str, Any]:
         """What a server saves to resume after a crash: plain data and tensors. Methods add theirs to it."""
-        return {"method": self.name} | ({"turn": self.turn} if make_buckets(self.stages) else {})
+        about: dict[str, Any] = {"method": self.name}
+        if make_buckets(self.stages):
+            about["turn"] = self.turn
+        if self.finished_round is not None:
+            about["finished_round"] = self.finished_round
+        return about
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state_dict(). One that does not fit raises InputError and changes nothing. Methods load theirs, and
@@ -242,7 +255,10 @@ class Aggregator(Generic[R]):
         turn = state.get("turn", 0)
         if not isinstance(turn, int) or isinstance(turn, bool) or turn < 0:
             raise InputError(f"{self.name} state: turn is {turn!r}, expected how many rounds there have been")
-        self.turn = turn
+        token = state.get("finished_round")
+        if token is not None and not isinstance(token, str):
+            raise InputError(f"{self.name} state: finished_round is a {type(token).__name__}, expected text")
+        self.turn, self.finished_round = turn, token
 
     # What a server calls
 
@@ -277,6 +293,47 @@ class Aggregator(Generic[R]):
             access.deliver(result)
         self.commit(kept)  # only now: another process may have failed
         return result
+
+    def round(
+        self, global_sd: StateDict | str | os.PathLike | None, *, memory: int | str | None = None,
+        spill: str | os.PathLike | None = None, running: bool = False,
+    ) -> Round:  # fmt: skip
+        """Begins a round whose clients arrive one by one:
+
+            with server.round(global_sd, memory="1GB", spill="/fast/disk/round") as round:
+                round.add("hospital-3", client_sd, size=600)
+                round.add("hospital-7", "hospital-7.safetensors", size=150)
+                global_sd = round.finish()
+
+        global_sd  as for aggregate(); or the path of a safetensors file
+        memory     how much of the clients to keep in memory, in bytes or as "500MB"; the rest is written to the disk
+                   and read back piece by piece. Default: all of it
+        spill      folder for that, from which resume_round() goes on after a stop of the process. Default: a temporary
+                   folder, which is lost with the process
+        running    clients are added up in float64 as they come, and let go: for fedavg and uniform. The result may
+                   differ from that of aggregate() in its last bit; otherwise, it has the same bits
+        """
+        return Round(self, global_sd, memory=memory, spill=spill, running=running)
+
+    def resume_round(self, spill: str | os.PathLike, *, memory: int | str | None = None) -> Round | None:
+        """Goes on with the round in this folder and the clients that are on the disk there. None if there is none, or
+        if it was finished before this server's state was saved, so that its clients count only once."""
+        folder = Spill(spill)
+        try:
+            if not folder.is_begun:
+                folder.close()
+                return None
+            model = folder.read()
+            if folder.about["token"] == self.finished_round:
+                folder.clear()
+                folder.close()
+                return None
+            if folder.about.get("method") != self.name:
+                raise InputError(f"{spill}: the round is of method {folder.about.get('method')!r}, not {self.name!r}")
+            return Round(self, None if model is None else model.path, memory=memory, resumed=folder)
+        except BaseException:
+            folder.close()
+            raise
 
     def commit(self, kept: rounds.Kept) -> None:
         """Remembers a round: the last thing that is done in it"""

@@ -16,7 +16,7 @@ from fastagg._engine.table import Layout, StateDict, Table, extent, look_closer,
 
 def allocate(table: Table, outputs: int) -> list[list[torch.Tensor]]:
     """[M][T] fresh tensors in the form of the table's."""
-    like = table.clients[0]
+    like = table.clients[0] if table.center is None else table.center
     with torch.no_grad():
         made = [[torch.empty_like(t, memory_format=torch.contiguous_format) for t in like] for _ in range(outputs)]
     for row in made:

@@ -44,7 +44,7 @@ def prepare(path: str | os.PathLike, tree: Any, more: Mapping[str, str] | None =
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # each begins at a multiple of its item
     parts = [(name, tensors[name].dtype, tensors[name].shape) for name in order]
     start = header(parts, {**(more or {}), "fastagg": json.dumps(plain), CHECKSUM: BLANK})
-    content = [_bytes(tensors[name]) for name in order]
+    content = [bytes_of(tensors[name]) for name in order]
     checksum = _checksum(start, content)
     with prepared(Path(path)) as (new, file):
         file.write(start.replace(_entry(BLANK), _entry(checksum)))
@@ -52,7 +52,7 @@ def prepare(path: str | os.PathLike, tree: Any, more: Mapping[str, str] | None =
     return new, checksum
 
 
-def _bytes(x: torch.Tensor) -> memoryview:
+def bytes_of(x: torch.Tensor) -> memoryview:
     x = x.contiguous()  # which leaves the odd strides of a single number, or none, as they are
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy().data
 

@@ -18,6 +18,11 @@ from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.dtypes import DTYPE_CODE, FLOATING, PLAIN
 from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
 
+# Floats that a client may send where the model has wider ones, which hold each of their values
+NARROWER = {
+    torch.float32: (torch.float16, torch.bfloat16),
+    torch.float64: (torch.float16, torch.bfloat16, torch.float32),
+}
 BUFFER_NAMES = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 StateDict = Mapping[str, Any]  # name -> torch tensor or NumPy array
@@ -101,6 +106,7 @@ class Table:
     other_inputs: list[tuple[int, int]] = field(default_factory=list)
     client_ids: Sequence[Any] | None = None  # for messages
     positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
+    updates: bool = False  # clients are updates of the global model, and not models
 
     @property
     def K(self) -> int:
@@ -111,6 +117,11 @@ class Table:
         """center, where it is known that there is one"""
         assert self.center is not None
         return self.center
+
+    def model_tensor(self, k: int, t: int) -> torch.Tensor:
+        """Of a client's model, also where its update is in the table"""
+        tensor = self.clients[k][t].detach()
+        return tensor + self.global_model[t].detach() if self.updates else tensor
 
     def name(self, k: int) -> str:
         """A client in the caller's words"""
@@ -173,11 +184,13 @@ def build(
     layers: Callable[[str], str] | None = None,
     client_ids: Sequence[Any] | None = None,
     hints: bool = True,
+    narrow: bool = False,
     bad: dict[int, str] | None = None,
 ) -> Table:
     """Checks the models against each other and returns their table. Without a global model, client 0 sets the form.
 
     hints   warn of what is allowed and probably a mistake: clients that are the same tensors
+    narrow  clients may have NARROWER floats than the form: their tensors are in the table as they are
     bad     clients that do not fit are left out of the table, and what is wrong with them goes in here, by position;
             without a global model, the form that most clients have is then the right one. Default: the first one raises
 
@@ -232,7 +245,7 @@ def build(
         if scanned[1] or len(models[k]) != T:
             name = client_name(k, client_ids)
             try:
-                look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs)
+                look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs, narrow)
             except InputError as error:
                 for value in models[k].values():  # it may be anything, and is an input all the same
                     with suppress(TypeError, ValueError, RuntimeError):
@@ -332,8 +345,9 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
 
 
 def look_closer(
-    sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list | None = None
-) -> list:
+    sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list | None = None,
+    narrow: bool = False,
+) -> list:  # fmt: skip
     """The tensors of one model in the layout's order, checked where the scan left that; their addresses go to address,
     [T]. Where the caller's own memory is not the one read, it is added to others."""
     tensors, odd = scanned
@@ -342,7 +356,10 @@ def look_closer(
         if key not in sd:
             raise InputError(f"{who}: key {key!r} is missing{prefix_hint(sd, layout.keys)}")
         given = as_tensor(sd[key], who, key)
-        tensors[t] = checked(given, layout.shapes[t], layout.dtypes[t], device, who, key)
+        dtype = layout.dtypes[t]
+        if narrow and given.dtype in NARROWER.get(dtype, ()):
+            dtype = given.dtype
+        tensors[t] = checked(given, layout.shapes[t], dtype, device, who, key)
         address[t] = tensors[t].data_ptr()
         if others is not None and tensors[t] is not sd[key]:
             others.append(extent(sd[key]))

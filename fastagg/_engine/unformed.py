@@ -57,6 +57,11 @@ class UnformedGram(Gram):
         )
 
     @property
+    def products(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Those vectors v and their products G v"""
+        return list(self._products)
+
+    @property
     def vectors(self) -> list[np.ndarray]:
         """The vectors whose products with the Gram are known: [K] or [L, K] each"""
         return [v for v, _ in self._products]

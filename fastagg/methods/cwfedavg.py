@@ -176,7 +176,7 @@ def class_shares(cohort: Cohort, head: str, class_dist: np.ndarray | None) -> np
     table, n = cohort.table, cohort.shares
     if class_dist is None:
         t = head_index(table, head)
-        P = np.stack([row_norms(client[t]) for client in table.clients])
+        P = np.stack([row_norms(table.model_tensor(k, t)) for k in range(table.K)])
         nonfinite.check_clients(table, np.flatnonzero(~np.isfinite(P).all(1)).tolist())
     else:
         P = class_dist

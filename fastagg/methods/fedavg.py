@@ -54,3 +54,6 @@ class FedAvg(GlobalAggregator):
     def masses(self, cohort: Cohort) -> np.ndarray:
         """The clients' weights in the mean, [K]"""
         return cohort.shares
+
+    def part_of_mean(self, size: float) -> float | None:
+        return size

@@ -164,7 +164,7 @@ class ServerOptimiser(GlobalAggregator):
 
     def _blamed(self, table: Table, counts: np.ndarray, t: int) -> list[int]:
         """The clients, if they are few, that move tensor t by far the most, of those that count"""
-        moved = [largest_update(table.global_model[t], client[t]) for client in table.clients]
+        moved = [largest_update(table.global_model[t], table.model_tensor(k, t)) for k in range(table.K)]
         return nonfinite.dominant(np.where(counts, moved, 0))
 
     def _step(self, delta: torch.Tensor, *old: Any, **_: Any) -> tuple[list[torch.Tensor], torch.Tensor, float]:

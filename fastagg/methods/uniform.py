@@ -29,3 +29,6 @@ class Uniform(FedAvg):
 
     def masses(self, cohort: Cohort) -> np.ndarray:
         return np.full(cohort.K, 1 / cohort.K)
+
+    def part_of_mean(self, size: float) -> float | None:
+        return 1.0

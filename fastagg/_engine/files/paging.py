@@ -53,6 +53,11 @@ def _unmap(address: int, length: int) -> None:
     _libc.munmap(address, length)
 
 
+def is_mapped(address: int) -> bool:
+    """Whether a file is mapped there"""
+    return any(start <= address < stop for start, stop in list(_mappings.items()))
+
+
 def ranges(address: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
     """[first byte, past the last) in whole pages, of tensors [n] with these sizes; neighbours become one range"""
     order = np.argsort(address, kind="stable")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes read of it so far, bytes in all
+Places = tuple[np.ndarray, np.ndarray]  # where a model's tensors are, [T], and the bytes of an element of each, [T]
 Outputs = Callable[[Table, int, int], list[dict[str, torch.Tensor]]]
 
 
@@ -67,10 +68,14 @@ class InFiles:
         outs = self.outputs(table, models, rows)
         return SlabOutputs(table, [[each[key] for key in table.layout.keys] for each in outs], outs)
 
-    def _clients_read(self, table: Table) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Where the tensors of the clients to be read are, [T], and the bytes of their elements, [T]"""
-        item = item_bytes(table.layout)
-        return [(address, item) for address in table.client_address.T]
+    def _read(self, table: Table, center: bool) -> list[Places]:
+        """Of the models that a walk is to have in memory when it reads them"""
+        addresses = [*([table.center_address] if center else []), *table.client_address.T]
+        return [(address, item_bytes(table.layout)) for address in addresses]
+
+    def _written(self, table: Table, outputs: list[list[torch.Tensor]]) -> list[Places]:
+        """Of those that it writes"""
+        return [(addresses_of(tensors), item_bytes(table.layout)) for tensors in outputs]
 
     def any(self, flag: bool) -> bool:
         return flag
@@ -188,7 +193,8 @@ class InFiles:
         updates = {t: wide.empty_update(table.global_model[t]) for t in np.flatnonzero(used).tolist()}
 
         def compute(slab: Slab) -> None:
-            models = [Pieces(model, slab) for model in (table.global_model, *table.clients)]
+            part = self.part(slab, table)
+            models = [part.global_model, *part.clients]
             for p, (t, begin, count) in enumerate(zip(slab.t, slab.begin, slab.count, strict=True)):
                 g, *clients = (model[p] for model in models)
                 wide.weighted_update(g, clients, weights[row[t]], updates[int(t)].view(-1)[begin : begin + count])
@@ -206,9 +212,7 @@ class InFiles:
         """
         center = columns is not None
         slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, columns or 0)
-        item = item_bytes(table.layout)
-        read = [*([(table.center_address, item)] if center else []), *self._clients_read(table)]
-        written = [(np.array([t.data_ptr() for t in tensors], dtype=np.int64), item) for tensors in outputs]
+        read, written = self._read(table, center), self._written(table, outputs)
         models = table.K + center
         total = sum(slab.bytes(table.layout) for slab in slabs) * models
         done = 0
@@ -267,6 +271,10 @@ class SlabOutputs:
 
     def results(self) -> list[Result]:
         return [finish(self.table, row, out) for row, out in zip(self.tensors, self.outputs, strict=True)]
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 
 def not_finite_marks(table: Table) -> torch.Tensor:

@@ -1,0 +1,106 @@
+"""Clients that arrived one by one, wherever they were put: in memory or in files, in the model's dtype or a narrower one.
+
+The bits are those of whole models in memory and in the model's dtype: see files/streamed.py. What is narrower becomes
+wide piece by piece, in a buffer that stays in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg._engine import table as tables
+from fastagg._engine.checks import InputError
+from fastagg._engine.files import paging
+from fastagg._engine.files.mapped import MappedFile
+from fastagg._engine.files.slabs import CHUNK, Slab
+from fastagg._engine.files.streamed import InFiles, Places, SlabOutputs
+from fastagg._engine.in_memory import InMemory
+from fastagg._engine.outputs import allocate, check_out, list_of
+from fastagg._engine.table import Out, StateDict, Table
+
+PIECE = 4 * CHUNK  # elements of a client at a time where dtypes differ: 256 KB of float32
+
+
+class Held(InFiles):
+    """Models whose tensors are in memory or look at mapped files, of which new ones are made in memory.
+
+    narrow   some are of other dtypes than the global model
+    """
+
+    pass_cost = InMemory.pass_cost  # whether the Gram is formed must not depend on where clients are, for bits would
+
+    def __init__(self, files: Sequence[MappedFile], slab_bytes: int, clients: int, narrow: bool) -> None:
+        if narrow:
+            slab_bytes = min(slab_bytes, 4 * PIECE * (clients + 2))
+        super().__init__(files, _nothing, slab_bytes)
+        self._narrow: dict[int, tuple[Any, bool]] = {}  # by a model's identity: the model, and whether it has any
+        self._buffers: dict[int, torch.Tensor] = {}
+
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
+        return tables.build(global_sd, client_sds, narrow=global_sd is not None, **options)
+
+    def part(self, slab: Slab, table: Table) -> Table:
+        part = slab.of(table)
+        narrow = [k for k, model in enumerate(table.clients) if self._is_narrow(table, model)]
+        if narrow:
+            clients, address = list(part.clients), part.client_address.copy()
+            for k in narrow:
+                clients[k] = self._widened(part, clients[k], k)
+                address[:, k] = [piece.data_ptr() for piece in clients[k]]
+            part = replace(part, clients=clients, client_address=address)
+        if table.center is not None and self._is_narrow(table, table.center):  # a client's, in its place
+            center = self._widened(part, part.global_model, -1)
+            part = replace(part, center=center, center_address=np.array([piece.data_ptr() for piece in center]))
+        return part
+
+    def _is_narrow(self, table: Table, model: list[torch.Tensor]) -> bool:
+        if id(model) not in self._narrow:
+            dtypes = table.layout.dtypes
+            self._narrow[id(model)] = model, any(t.dtype != dtype for t, dtype in zip(model, dtypes, strict=True))
+        return self._narrow[id(model)][1]
+
+    def _widened(self, part: Table, pieces: Sequence[torch.Tensor], k: int) -> list[torch.Tensor]:
+        """Pieces of a model in the dtypes of the others, in a buffer that the next slab uses again"""
+        layout = part.layout
+        stops = np.cumsum(-(-layout.bytes // 64) * 64)  # each begins at a multiple of 64 bytes
+        buffer = self._buffers.get(k)
+        if buffer is None or buffer.numel() < stops[-1]:
+            buffer = self._buffers[k] = torch.empty(int(stops[-1]), dtype=torch.uint8)
+        wide = []
+        for p, piece in enumerate(pieces):
+            begin = int(stops[p - 1]) if p else 0
+            memory = buffer[begin : begin + int(layout.bytes[p])]
+            wide.append(memory.view(layout.dtypes[p]).copy_(piece))
+        return wide
+
+    def _outs(self, table: Table, models: int, rows: int, out: Out) -> SlabOutputs:
+        if out is None:
+            return SlabOutputs(table, allocate(table, models), [None] * models)
+        outs = list_of(out)
+        return SlabOutputs(table, check_out(self._as_inputs(table), outs, models), outs)
+
+    def _as_inputs(self, table: Table) -> Table:
+        """The table with the memory of narrow clients as it is, for what must not be written"""
+        wide = [k for k, model in enumerate(table.clients) if not self._is_narrow(table, model)]
+        others = [tables.extent(t) for k in range(table.K) if k not in wide for t in table.clients[k]]
+        address = np.ascontiguousarray(table.client_address[:, wide])
+        return replace(table, client_address=address, other_inputs=[*table.other_inputs, *others])
+
+    def _read(self, table: Table, center: bool) -> list[Places]:
+        models = [*([table.global_model] if center else []), *table.clients]
+        addresses = [*([table.center_address] if center else []), *table.client_address.T]
+        items = [np.array([t.element_size() for t in model], dtype=np.int64) for model in models]
+        some = int(np.argmax(table.layout.numel > 0))  # a tensor that is somewhere: a model is in files, or in memory
+        return [place for place in zip(addresses, items, strict=True) if paging.is_mapped(place[0][some])]
+
+    def _written(self, table: Table, outputs: list[list[torch.Tensor]]) -> list[Places]:
+        return []
+
+
+def _nothing(table: Table, models: int, rows: int) -> list[dict[str, torch.Tensor]]:
+    raise AssertionError("new models are made in memory")

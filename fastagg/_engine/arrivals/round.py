@@ -1,0 +1,396 @@
+"""A round whose clients arrive one by one: server.round(global_sd)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastagg._engine import kernels, nonfinite, rounds
+from fastagg._engine import table as tables
+from fastagg._engine.access import Access
+from fastagg._engine.arrivals import updates
+from fastagg._engine.arrivals.held import Held
+from fastagg._engine.arrivals.running import RunningSum
+from fastagg._engine.arrivals.spill import Spill
+from fastagg._engine.arrivals.updates import OfUpdates
+from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
+from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
+from fastagg._engine.in_memory import InMemory
+from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
+from fastagg._engine.outputs import to_numpy
+from fastagg._engine.table import Out, StateDict, Table
+
+if TYPE_CHECKING:
+    from fastagg._engine.aggregator import Aggregator
+
+LOG = logging.getLogger("fastagg")
+Model = StateDict | str | os.PathLike  # a state dict, or the path of a safetensors file or folder
+
+
+@dataclass(eq=False)
+class Arrived:
+    """A client of the round"""
+
+    model: StateDict
+    is_update: bool  # and not a model
+    size: float | None
+    inputs: dict[str, Any]
+    narrow: bool  # some of its tensors are of narrower dtypes than the global model's
+    held: int = 0  # bytes of it in memory
+    files: list[MappedFile] = field(default_factory=list)  # that its tensors look at
+    spilled: bool = False
+
+
+class Round:
+    """Clients that arrive one by one, from any number of threads, and their aggregation.
+
+    add() checks a client at once: one that cannot be used is refused there, by name. finish() aggregates those who came
+    and gives what server.aggregate() would have given for them, bit for bit, whatever the order of their arrival.
+
+    clients   ids of those in the round, in the order of their arrival. Attributes of the result have this order
+    dropped   {client id: reason} of those that were refused (on_bad_client="drop")
+
+    Use it in a `with` block. Clients are let go at its end, and removed from the disk if the round was finished and the
+    block ends without an error: save the result and the server before that, and no stop of the process loses a client
+    or counts one twice.
+    """
+
+    def __init__(
+        self, server: Aggregator, global_sd: Model | None, *, memory: int | str | None = None,
+        spill: str | os.PathLike | None = None, running: bool = False, resumed: Spill | None = None,
+    ) -> None:  # fmt: skip
+        if server.group is not None:
+            raise InputError(f"{server.name}: clients that arrive one by one cannot be spread over processes (group=)")
+        if global_sd is None and server.needs_global:
+            raise server.missing_global()
+        self._server = server
+        self._memory = None if memory is None else byte_count("memory", memory)
+        self._global_files: list[MappedFile] = []
+        self._global = None if global_sd is None else self._opened(global_sd, self._global_files)
+        self._form: StateDict | None = self._global  # what clients are compared with
+        self._clients: dict[ClientId, Arrived] = {}
+        self._coming: set[ClientId] = set()
+        self._refused: dict[ClientId, str] = {}
+        self._state = "open"
+        self._changed = threading.Condition()  # guards all of the above
+        self._disk = threading.Lock()  # one file is written at a time
+        self._sum: RunningSum | None = None
+        self._running = running
+        if running:
+            self._check_running(spill)
+        self._spill = resumed
+        if resumed is None and spill is not None:
+            self._spill = self._begin(spill)
+        if resumed is not None:
+            for about, model in resumed.clients():
+                self._clients[about["id"]] = self._read_again(about, model)
+
+    def _begin(self, path: str | os.PathLike) -> Spill:
+        spill = Spill(path)
+        try:
+            if spill.is_begun:
+                raise InputError(
+                    f"{path} holds a round that was not finished: go on with server.resume_round({str(path)!r}), or "
+                    "remove the folder"
+                )
+            tensors = None if self._global is None else self._tensors(self._own_table(self._global))
+            spill.begin({"method": self._server.name, "global": tensors is not None}, tensors)
+        except BaseException:
+            spill.close()
+            raise
+        return spill
+
+    def _check_running(self, spill: Any) -> None:
+        if self._server.part_of_mean(1.0) is None or self._server.stages:
+            raise InputError(
+                f"{self._server.name}: running=True is for means whose weights do not depend on the models; leave it "
+                "out, and the clients are kept (memory=, spill=)"
+            )
+        if spill is not None or self._memory is not None:
+            raise InputError("running=True keeps no clients: leave memory and spill out")
+
+    def add(
+        self, client_id: ClientId, model: Model | None = None, *, update: Model | None = None,
+        size: float | None = None, **inputs: Any,
+    ) -> bool:  # fmt: skip
+        """Adds a client: True if it is in the round now.
+
+        model     a state dict, or the path of a .safetensors file or folder. Tensors are not copied: do not change them
+                  before the round is finished. Floats may be narrower than the global model's (bfloat16 for float32)
+        update    in its place, the model less the global model; buffers and counters as well
+        size      how much data it has; of all clients, or of none
+        inputs    its entries in the method's round inputs, such as local_steps=40
+
+        A client that cannot be used raises BadClientError, and is not in the round; with on_bad_client="drop" it is
+        logged, and False is returned. So is one that is in the round already: discard() it before.
+        """
+        [name] = read_client_ids([client_id], 1)
+        if (model is None) == (update is None):
+            raise TypeError("add() takes a client's model or its update")
+        if update is not None and self._global is None:
+            raise InputError("update= is of a global model, and server.round() was given none")
+        with self._changed:
+            self._check_open()
+            if name in self._clients or name in self._coming:
+                return self._refuse(name, "it has sent a model in this round already; the first one counts", keep=True)
+            self._coming.add(name)
+        try:
+            arrived = self._checked(name, model if update is None else update, update is not None, size, inputs)
+            self._keep(name, arrived)
+        except BadClientError as error:
+            return self._refuse(name, next(iter(error.reasons.values())))
+        finally:
+            with self._changed:
+                self._coming.discard(name)
+                self._changed.notify_all()
+        return True
+
+    def discard(self, client_id: ClientId) -> bool:
+        """Takes a client out of the round again; it may send another model. False if it was not in it"""
+        [name] = read_client_ids([client_id], 1)
+        with self._changed:
+            self._check_open()
+            if self._running and name in self._clients:
+                raise InputError(f"client {name!r} was added to the running sum: it cannot be taken out again")
+            arrived = self._clients.pop(name, None)
+            self._refused.pop(name, None)
+            if arrived is not None and arrived.spilled and self._spill is not None:
+                self._spill.remove(name)
+        return arrived is not None
+
+    @property
+    def clients(self) -> list[ClientId]:
+        with self._changed:
+            return list(self._clients)
+
+    @property
+    def dropped(self) -> dict[ClientId, str]:
+        with self._changed:
+            return dict(self._refused)
+
+    def finish(self, *, out: Out = None, **inputs: Any) -> Any:
+        """Aggregates the clients who came, and ends the round. After an error it is open again.
+
+        out       as for server.aggregate()
+        inputs    round inputs that clients have no entries in, such as proxy data; or those of all clients, by id
+        """
+        with self._changed:
+            self._check_open()
+            self._state = "being finished"
+            self._changed.wait_for(lambda: not self._coming)
+        try:
+            result = self._aggregate(out, inputs)
+        except BaseException:
+            self._state = "open"
+            raise
+        self._state = "finished"
+        return result
+
+    def cancel(self) -> None:
+        """Ends the round without a result, and removes what is on the disk"""
+        with self._changed:
+            self._state = "finished"
+        self.close()
+
+    def close(self) -> None:
+        """Lets the clients go. Of a round that was not finished, those on the disk stay there for resume_round()"""
+        with self._changed:
+            finished, self._state = self._state == "finished", "closed"
+            self._clients.clear()
+        if self._spill is not None:
+            if finished:
+                self._spill.clear()
+            self._spill.close()
+
+    def __enter__(self) -> Round:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and self._state == "finished":
+            self._state = "not saved"  # who knows what became of the result
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise InputError(f"the round is {self._state}: begin another with server.round()")
+
+    def _refuse(self, name: ClientId, reason: str, *, keep: bool = False) -> bool:
+        """keep: another model of this client is in the round"""
+        if self._server.on_bad_client == "raise":
+            raise BadClientError(f"client {name!r}: {reason}", {0: reason})
+        LOG.warning("%s: client %r: %s; refused", self._server.name, name, reason)
+        if not keep:
+            with self._changed:
+                self._refused[name] = reason
+        return False
+
+    def _checked(
+        self, name: ClientId, model: Any, is_update: bool, size: float | None, inputs: dict[str, Any]
+    ) -> Arrived:  # fmt: skip
+        specs = {spec.name: spec for spec in self._server.round_inputs if spec.per_client}
+        for unknown in inputs.keys() - specs.keys():
+            raise TypeError(f"{self._server.name}: a client has no {unknown!r}{suggest(unknown, specs)}")
+        wrong = {} if size is None else read_sizes([size], [name])[1]
+        given = [spec for spec in specs.values() if spec.name in inputs and not spec.pairwise and spec.client_axis == 0]
+        for spec in given:
+            wrong |= read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])[1]
+        if wrong:
+            raise BadClientError(wrong[0], wrong)
+        files: list[MappedFile] = []
+        try:
+            sd = self._opened(model, files)
+        except InputError as error:
+            raise BadClientError(str(error), {0: str(error)}) from error
+        with self._changed:
+            first = self._form is None and isinstance(sd, Mapping)
+            form = sd if first else self._form
+            options = {"params": self._server.params, "layers": self._server.layers}
+            table = tables.build(form, [sd], narrow=self._global is not None, hints=False, **options)
+            self._form = form  # only now: what has no good form is nobody's
+            others = next(iter(self._clients.values()), None)
+            if others is not None and (others.size is None) != (size is None):
+                words = "has no size, and others have" if size is None else "has a size, and others have none"
+                raise BadClientError(f"it {words}", {0: f"it {words}"})
+            if self._running and self._sum is None:
+                self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
+        own = self._own_table(sd)
+        if keys := self._not_finite(own):
+            reason = nonfinite.in_words("", keys)
+            raise BadClientError(reason, {0: reason})
+        if self._sum is not None:
+            part = self._server.part_of_mean(1.0 if size is None else size)
+            assert part is not None  # see _check_running
+            self._sum.add(table, part, size is None or size > 0, is_update)
+            return Arrived({}, is_update, size, inputs, False)
+        dtypes = table.layout.dtypes
+        narrow = any(t.dtype != dtype for t, dtype in zip(table.clients[0], dtypes, strict=True))
+        held = 0 if files else int(own.layout.bytes.sum())
+        return Arrived(sd, is_update, size, inputs, narrow, held, files)
+
+    def _not_finite(self, own: Table) -> list[str]:
+        """Keys, by one read; a second one where there are any"""
+        square = float(kernels.dots_of(own, own.clients[0])[0])
+        return [] if np.isfinite(square) else nonfinite.keys_not_finite(own, own.clients[0])
+
+    def _own_table(self, sd: StateDict) -> Table:
+        return tables.build(None, [sd], hints=False)
+
+    @staticmethod
+    def _tensors(own: Table) -> dict[str, torch.Tensor]:
+        return dict(zip(own.layout.keys, own.clients[0], strict=True))
+
+    def _opened(self, model: Model, files: list[MappedFile]) -> StateDict:
+        if not isinstance(model, str | os.PathLike):
+            return model
+        opened = open_model(Path(model))
+        files += opened.files
+        return opened.tensors
+
+    def _keep(self, name: ClientId, arrived: Arrived) -> None:
+        """Puts a client into the round: in memory if there is room, else on the disk"""
+        with self._changed:
+            taken = sum(client.held for client in self._clients.values())
+            fits = self._memory is None or not arrived.held or taken + arrived.held <= self._memory
+            if fits:
+                self._clients[name] = arrived
+                return
+        own = self._own_table(arrived.model)
+        if own.device.type != "cpu":
+            raise InputError(f"memory={self._memory}: models on {own.device} cannot be kept on the disk, CPU tensors can")
+        with self._disk:
+            if self._spill is None:
+                self._spill = Spill(None)
+            arrays = [key for key, is_array in zip(own.layout.keys, own.as_numpy, strict=True) if is_array]
+            about = {"update": arrived.is_update, "size": arrived.size, "inputs": arrived.inputs, "keys": own.layout.keys, "arrays": arrays}
+            kept = self._read_again(about, self._spill.put(name, self._tensors(own), about))
+        with self._changed:
+            self._clients[name] = kept
+
+    def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
+        arrays, sd = set(about["arrays"]), {key: model.tensors[key] for key in about["keys"]}
+        sd = {key: to_numpy(value) if key in arrays else value for key, value in sd.items()}
+        form = self._global or {}
+        narrow = any(key in form and str(form[key].dtype) != str(value.dtype) for key, value in sd.items())
+        if self._form is None:
+            self._form = sd
+        return Arrived(
+            sd, bool(about["update"]), about["size"], dict(about["inputs"]), narrow, files=model.files, spilled=True
+        )  # fmt: skip
+
+    def _aggregate(self, out: Out, inputs: Mapping[str, Any]) -> Any:
+        server = self._server
+        if not self._clients:
+            refused = f"; {len(self._refused)} were refused" if self._refused else ""
+            raise InputError(f"no client is in the round{refused}")
+        inputs = {**self._inputs(inputs), **inputs}
+        if self._sum is not None:
+            return self._mean_of(self._sum, out, inputs)
+        clients = self._alike()
+        sizes = [client.size for client in clients.values()]
+        access, models = self._access(clients), [client.model for client in clients.values()]
+        given = None if None in sizes else sizes
+        result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        access.deliver(result)
+        server.commit(kept)
+        if self._spill is not None and self._spill.resumable:
+            server.finished_round = self._spill.about["token"]
+        result.dropped = {**self._refused, **result.dropped}
+        return result
+
+    def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> Any:
+        """What the method makes of the mean, as of a round with one client"""
+        assert self._form is not None  # a client came
+        mean = dict(zip(self._form, total.mean(), strict=True))
+        result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, inputs)
+        self._server.commit(kept)
+        result.weights, result.dropped = torch.from_numpy(total.shares()), dict(self._refused)
+        return result
+
+    def _alike(self) -> dict[ClientId, Arrived]:
+        """The clients, all with models or all with updates. Where some sent updates, those of the others are made, for
+        they are exact or nearly so, and models from updates lose digits; a method that tries out models needs these."""
+        wants_models = bool(self._server.why_not_on_files())
+        if wants_models or not any(client.is_update for client in self._clients.values()):
+            return {name: self._turned(client, False) for name, client in self._clients.items()}
+        return {name: self._turned(client, True) for name, client in self._clients.items()}
+
+    def _turned(self, client: Arrived, to_update: bool) -> Arrived:
+        if client.is_update == to_update:
+            return client
+        table = tables.build(self._global, [client.model], narrow=True, hints=False)
+        turn = updates.update_of if to_update else updates.model_of
+        tensors = turn(table.clients[0], table.global_model)
+        sd = dict(zip(table.layout.keys, tensors, strict=True))
+        return replace(client, model=sd, is_update=to_update, narrow=client.narrow and to_update, files=[])
+
+    def _inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the clients sent besides models, by client id"""
+        names = {name for client in self._clients.values() for name in client.inputs}
+        for name in names & given.keys():
+            raise InputError(f"{name} came with the clients, and was given again")
+        return {name: {who: client.inputs.get(name) for who, client in self._clients.items()} for name in names}
+
+    def _access(self, given: Mapping[ClientId, Arrived]) -> Access:
+        """For clients that are all alike"""
+        clients = given.values()
+        access = self._reading(list(clients))
+        return OfUpdates(access) if any(client.is_update for client in clients) else access
+
+    def _reading(self, clients: list[Arrived]) -> Access:
+        files = [file for client in clients for file in client.files] + self._global_files
+        narrow = any(client.narrow for client in clients)
+        if not narrow and (not files or self._server.why_not_on_files()):
+            return InMemory()  # it reads mapped tensors as well, without regard for how much it has in memory
+        if narrow and (why := self._server.why_not_on_files()):
+            raise InputError(f"{self._server.name}: {why}: its clients must have the dtypes of the global model")
+        memory = 1 << 30 if self._memory is None else self._memory
+        return Held(files, max(memory // 4, 16 << 20), len(clients), narrow)

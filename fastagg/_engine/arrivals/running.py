@@ -1,0 +1,77 @@
+"""Clients that are added up as they come and then let go, for means whose weights do not depend on the models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.forked import one_thread
+from fastagg._engine.inputs import data_shares
+from fastagg._engine.table import Table
+from fastagg._engine.wide import CHUNK
+
+
+class RunningSum:
+    """sum_k part_k w_k in float64, and the maximum of integers: a model of memory, of any number of clients.
+
+    The parts are divided by their sum at the end, so the last bit may differ from that of a mix, and with the order of
+    arrival.
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor]) -> None:
+        self.like = list(like)
+        self.sums = [
+            torch.zeros(t.numel(), dtype=torch.float64) if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
+            for t in like
+        ]
+        self.parts: list[float] = []
+        self.any_data = False  # so far; integers are the largest of those who have some, or of all if nobody has
+        self.of_updates = 0.0  # the part of those who sent updates
+        self._lock = threading.Lock()
+
+    @one_thread()
+    def add(self, table: Table, part: float, has_data: bool, is_update: bool) -> None:
+        """The only client of a table"""
+        [client] = table.clients
+        with self._lock:
+            counts = has_data or not self.any_data
+            anew = not self.parts or (has_data and not self.any_data)
+            self.any_data |= has_data
+            for t, w in enumerate(client):
+                w, total = w.detach().reshape(-1), self.sums[t]
+                if w.dtype in FLOATING:
+                    for at in range(0, w.numel() if part else 0, CHUNK):
+                        total[at : at + CHUNK].add_(w[at : at + CHUNK].double(), alpha=part)
+                elif counts:
+                    if is_update and w.dtype != torch.bool:
+                        w = w + self.like[t].reshape(-1)
+                    total.copy_(w if anew else torch.maximum(total, w))
+            self.parts.append(part)
+            self.of_updates += part if is_update else 0.0
+
+    def shares(self) -> np.ndarray:
+        """The clients' weights in the mean, in the order of their arrival"""
+        return data_shares(np.array(self.parts))
+
+    @one_thread()
+    def mean(self) -> list[torch.Tensor]:
+        """In the form of the model"""
+        self.shares()  # which says what is wrong where they sum to zero
+        mass, means = sum(self.parts), []
+        for total, like in zip(self.sums, self.like, strict=True):
+            new = torch.empty_like(like, memory_format=torch.contiguous_format)
+            flat, base = new.view(-1), like.detach().reshape(-1)
+            for at in range(0, flat.numel(), CHUNK):
+                piece = slice(at, at + CHUNK)
+                value = total[piece]
+                if like.dtype in FLOATING:
+                    value = value / mass
+                    if self.of_updates:
+                        value.add_(base[piece].double(), alpha=self.of_updates / mass)
+                flat[piece] = value
+            means.append(new)
+        return means
