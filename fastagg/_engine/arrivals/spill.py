@@ -80,7 +80,7 @@ class Spill:
 
     def put(self, name: Any, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> MappedModel:
         """Writes a client's tensors; those that are returned look at the file"""
-        path = self._file(name)
+        path = self.path_of(self.path, name)
         write(path, tensors, {CLIENT: json.dumps({"id": name, **about}, default=_plain)})
         return open_model(path)
 
@@ -90,7 +90,7 @@ class Spill:
             try:
                 model = open_model(path)
                 about = json.loads(model.metadata[CLIENT])
-                if self._file(about["id"]) != path:
+                if self.path_of(self.path, about["id"]) != path:
                     raise ValueError(f"it is of client {about['id']!r}")
                 yield about, model
             except (InputError, KeyError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ class Spill:
                 path.unlink(missing_ok=True)
 
     def remove(self, name: Any) -> None:
-        self._file(name).unlink(missing_ok=True)
+        self.path_of(self.path, name).unlink(missing_ok=True)
         atomic.sync_folder(self.path)
 
     def clear(self) -> None:
@@ -114,8 +114,10 @@ class Spill:
         if not self.resumable:
             self._finalizer()
 
-    def _file(self, name: Any) -> Path:
-        return self.path / f"client-{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.safetensors"
+    @staticmethod
+    def path_of(folder: Path, name: Any) -> Path:
+        """The file of a client, whatever is in its name"""
+        return folder / f"client-{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.safetensors"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
