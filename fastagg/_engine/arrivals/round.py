@@ -305,12 +305,20 @@ class Round:
                 return
         own = self._own_table(arrived.model)
         if own.device.type != "cpu":
-            raise InputError(f"memory={self._memory}: models on {own.device} cannot be kept on the disk, CPU tensors can")
+            raise InputError(
+                f"memory={self._memory}: models on {own.device} cannot be kept on the disk, CPU tensors can"
+            )
         with self._disk:
             if self._spill is None:
                 self._spill = Spill(None)
             arrays = [key for key, is_array in zip(own.layout.keys, own.as_numpy, strict=True) if is_array]
-            about = {"update": arrived.is_update, "size": arrived.size, "inputs": arrived.inputs, "keys": own.layout.keys, "arrays": arrays}
+            about = {
+                "update": arrived.is_update,
+                "size": arrived.size,
+                "inputs": arrived.inputs,
+                "keys": own.layout.keys,
+                "arrays": arrays,
+            }
             kept = self._read_again(about, self._spill.put(name, self._tensors(own), about))
         with self._changed:
             self._clients[name] = kept
