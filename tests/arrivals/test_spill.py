@@ -94,6 +94,19 @@ def test_a_result_that_was_not_saved_is_computed_again(tmp_path):
     assert list(spill.iterdir()) == []
 
 
+def test_clients_of_a_round_that_was_being_removed_are_in_no_other(tmp_path):
+    g, clients = make(2, {"w": (40, 30)})
+    server = fastagg.aggregator("fedavg")
+    with server.round(g, memory=1, spill=tmp_path) as round:
+        round.add(0, clients[0])
+    (tmp_path / "round.json").unlink()  # and the process was killed
+    assert server.resume_round(tmp_path) is None
+    with server.round(g, memory=1, spill=tmp_path) as round:
+        round.add(1, clients[1])
+    with server.resume_round(tmp_path) as round:
+        assert round.clients == [1]
+
+
 def test_what_is_not_a_round_of_this_server(tmp_path):
     g, clients = make(2, {"w": (40, 30)})
     with fastagg.aggregator("fedawa").round(g, memory=1, spill=tmp_path) as round:

@@ -52,10 +52,11 @@ class Spill:
         return os.path.lexists(self.path / ROUND)
 
     def begin(self, about: Mapping[str, Any], global_tensors: Mapping[str, torch.Tensor] | None) -> None:
-        """round.json comes last: without it there is no round"""
+        """round.json comes last: without it there is no round. What is there is left of one that was being removed."""
         self.about = {"format": FORMAT, "token": secrets.token_hex(16), **about}
         if not self.resumable:
             return
+        self.clear()
         if global_tensors is not None:
             write(self.path / GLOBAL, global_tensors, {})
         atomic.write_json(self.path / ROUND, self.about)
