@@ -191,6 +191,8 @@ class FastAggAggregator(ModelAggregator):
         if self._failure is not None:
             raise self._failure
         self._told = dict(sorted(self._told.items()))  # the order of arrival must not show
+        if any(told.files is not None for told in self._told.values()):
+            self.info("tensors are on disk: read piece by piece")
         kinds = Counter(told.kind for told in self._told.values() if told.form is not None)
         kind = kinds.most_common(1)[0][0] if kinds else ParamsType.FULL
         params, result, used = None, None, []

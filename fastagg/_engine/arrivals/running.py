@@ -14,7 +14,8 @@ from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.forked import one_thread
 from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
-from fastagg._engine.wide import CHUNK
+
+CHUNK = 1 << 20  # elements at a time: a float32 becomes a float64 first, in 8 MB
 
 
 class RunningSum:
