@@ -83,10 +83,14 @@ def cohorts(*wanted: tuple) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def turns(benchmark) -> Callable[..., None]:
-    """turns("simulator", job, others, **info): times job against others, all without arguments, and records info"""
+    """turns("simulator", job, others, **info): times job against others, all without arguments, and records info;
+    setup is called before each run of the job, and not timed"""
 
-    def run(name: str, ours: Callable, others: dict[str, Callable], **info) -> None:
+    def run(
+        name: str, ours: Callable, others: dict[str, Callable], *, setup: Callable[[], None] = lambda: None, **info
+    ) -> None:  # fmt: skip
         times: dict[str, list[float]] = {other: [] for other in others}
+        setup()
         first = {other: measure.timed(job) for other, job in others.items()} | {name: measure.timed(ours)}
         slow = {other for other in others if first[other] > SLOW}
         round_time = sum(seconds for job, seconds in first.items() if job not in slow)
@@ -97,6 +101,7 @@ def turns(benchmark) -> Callable[..., None]:
             for other in order.sample(list(others), len(others)):
                 if other not in slow or len(times[other]) < 3:
                     times[other].append(measure.timed(others[other]))
+            setup()
 
         benchmark.pedantic(ours, setup=others_first, rounds=rounds)
         times[name] = list(benchmark.stats.stats.data)

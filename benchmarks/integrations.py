@@ -5,7 +5,8 @@ make bench-integrations                                                 # both, 
 
 Replies are what a server has received: bytes. "Whole" is all that happens from there to the model that is sent out
 next: decoding, aggregation, and in Flower encoding of the result. "Arithmetic" is the aggregation of models that are
-decoded already. Neither framework has FedAWA (here the released variant): theirs is then the usual PyTorch code
+decoded already. In NVFlare models are accepted one by one, as they arrive there; "kept" keeps all of them, which is the
+default, and "memory=" bounds what they may take: FedAvg is then a running sum, as NVFlare's own is. Neither framework has FedAWA (here the released variant): theirs is then the usual PyTorch code
 (benchmarks/torch_code.py) between their own decoding and encoding. Contestants take turns; results are compared before
 any time is taken.
 """
@@ -26,6 +27,7 @@ from benchmarks import measure, models
 from benchmarks.torch_code import CONTESTANTS
 
 Job = Callable[[], object]
+MEMORY = "500MB"  # for the clients of a round, where it is bounded
 OPTIONS = {"fedavg": {}, "fedawa": {"variant": "released"}}  # one read each, so what is compared is the framework
 
 
@@ -153,8 +155,8 @@ def nvflare(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
             helper.add(sd, 1.0, name, 0)
         return helper.get_result()
 
-    def ours(method: str, sds) -> dict:
-        aggregator = FastAggAggregator(method, OPTIONS[method])
+    def ours(method: str, sds, memory: str | None = None) -> dict:
+        aggregator = FastAggAggregator(method, OPTIONS[method], **{} if memory is None else {"memory": memory})
         aggregator._global = global_sd
         for name, sd in zip(names, sds, strict=True):
             meta = {"client_name": name, "NUM_STEPS_CURRENT_ROUND": 1}
@@ -165,10 +167,13 @@ def nvflare(global_sd: dict, client_sds: list[dict]) -> Iterator[Contest]:
         return CONTESTANTS["fedawa_released"].usual(global_sd, list(sds))[0]
 
     for name, their in {"fedavg": theirs, "fedawa": their_fedawa}.items():
-        yield Contest(
-            "NVFlare", name, "whole", lambda their=their: their(fobs.loads(data) for data in received),
-            lambda name=name: ours(name, (fobs.loads(data) for data in received)), lambda r: r,
-        )  # fmt: skip
+        for memory in (None, MEMORY):
+            yield Contest(
+                "NVFlare, kept" if memory is None else f"NVFlare, memory={memory}", name, "whole",
+                lambda their=their: their(fobs.loads(data) for data in received),
+                lambda name=name, memory=memory: ours(name, (fobs.loads(data) for data in received), memory),
+                lambda r: r,
+            )  # fmt: skip
         yield Contest(
             "NVFlare", name, "arithmetic", lambda their=their: their(client_sds),
             lambda name=name: ours(name, client_sds), lambda r: r,

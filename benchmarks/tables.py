@@ -43,7 +43,7 @@ def gram_note(records: list[Record]) -> str:
 
 def methods(records: list[Record]) -> tuple:
     skip = ("fedawa_paper", "gram", "gram_mix")
-    chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip and not r["job"].startswith("level_")]
+    chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip and not r["job"].startswith(("level_", "arrivals: "))]
     rows = []
     for r in sorted(chosen, key=Record.median):
         faster = [f"{measure.faster(x, r.ours)} x" if x else "" for x in (r.usual, r.best)]
@@ -160,6 +160,16 @@ def simulator(records: list[Record]) -> tuple:
     return "The simulator", [*headings, "faster than plain, with files"], rows, note
 
 
+def arrivals(records: list[Record]) -> tuple:
+    rows = []
+    for r in (r for r in records if r["job"].startswith("arrivals: ")):
+        other = next(name for name in ("at once", "a copy") if name in r["ms"])
+        rows.append([f"{r['job'].removeprefix('arrivals: ')}, {r.where}", f"{in_ms(r.median())} ± {spread(r):.0f} %",
+                     f"{other}: {in_ms(r.median(other))}", f"{r.median() / r.median(other):.2f}"])  # fmt: skip
+    note = "From the last client's arrival to the new model, against server.aggregate() of all; and one client's add()."
+    return "Clients that arrive one by one", ["method, sent, kept", "fastagg", "compared with", "ratio"], rows, note
+
+
 def memory(records: list[Record]) -> tuple:
     rows = [[f"{r['job']}, {r.where}", who, "?" if b is None else f"{b / 1e6:.0f} MB"]
             for r in records for who, b in r.get("extra_bytes", {}).items()]  # fmt: skip
@@ -174,6 +184,7 @@ def all_tables(records: list[Record]) -> list[tuple]:
         contests(records, ("fedawa", "fedawa_layerwise", "fedawa_released"),
                  "FedAWA and FedAWA-L as in the paper (5 steps), and FedAWA as released (one step)"),
         contests(records, ("median", "trimmed_mean"), "Medians and trimmed means of every element (f = K / 5)"),
-        many(records), levels(records), methods(records), table2(records), simulator(records), memory(records),
+        many(records), levels(records), methods(records), table2(records), arrivals(records), simulator(records),
+        memory(records),
     ]  # fmt: skip
     return [table for table in tables if table[2]]

@@ -9,17 +9,19 @@ ExampleRound, ExampleNet           for example_round(): what tests and benchmark
 float64, ratio, shares             arithmetic that methods share
 InputError, BadClientError         what to raise; the second leaves clients out with on_bad_client="drop"
 ranks                              means of the clients' values by their rank, element by element: median, trimmed
+open_tensors                       a model whose tensors are in safetensors files, for Round.add()
 nonfinite, tables, kernels         the engine below, for methods that look at tensors themselves
 """
 
 from fastagg._engine import kernels, nonfinite, ranks
 from fastagg._engine import table as tables
 from fastagg._engine.aggregator import Aggregator, ClusterAggregator, GlobalAggregator, Pass, PersonalisedAggregator
-from fastagg._engine.checks import BadClientError, InputError, check_choice
+from fastagg._engine.checks import BadClientError, InputError, byte_count, check_choice
 from fastagg._engine.cohort import Cohort
 from fastagg._engine.describe import ClientValue, describe, describe_several
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.examples import ExampleNet, ExampleRound, example_batches, example_inputs
+from fastagg._engine.files.mapped import open_tensors
 from fastagg._engine.forked import one_thread
 from fastagg._engine.gram import Gram
 from fastagg._engine.inputs import RoundInput, bad_clients, read_inputs
@@ -58,6 +60,7 @@ __all__ = [
     "aggregator",
     "as_tensor",
     "bad_clients",
+    "byte_count",
     "check_choice",
     "check_form",
     "check_tensor",
@@ -70,6 +73,7 @@ __all__ = [
     "largest_update",
     "module_of",
     "nonfinite",
+    "open_tensors",
     "one_thread",
     "ranks",
     "ratio",

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
 
 import fastagg
+from benchmarks.killed_rounds import rounds_of
 from fastagg import InputError
 from fastagg._engine.arrivals.spill import Spill
 from helpers.cohort import assert_same_bits, make
@@ -31,13 +26,13 @@ def test_a_round_goes_on_after_a_stop(tmp_path):
     for k in range(4):
         given = {"update": {key: v - g[key] for key, v in clients[k].items()}} if k == 2 else {"model": clients[k]}
         round.add(f"client {k}/../x", **given, size=k + 1, local_steps=k + 2)
-    assert names(spill) == ["client"] * 4 + ["global.safetensors", "round.json", "round.lock"]
+    assert names(spill) == ["client"] * 4 + ["round.json", "round.lock", "round.safetensors"]
     with pytest.raises(InputError, match="another process is writing this round"):
         server.resume_round(spill)
     round.close()  # as at the end of the process
     with pytest.raises(InputError, match=r"holds a round that was not finished: go on with server.resume_round"):
         server.round(g, spill=spill)
-    (spill / ".client-x.safetensors.1-0123456789abcdef.part").write_bytes(b"half of it")
+    (spill / f".{Spill.path_of(spill, 9).name}.1-0123456789abcdef.part").write_bytes(b"half of it")
     round = fastagg.aggregator("fednova").resume_round(spill)
     assert sorted(round.clients) == [f"client {k}/../x" for k in range(4)]
     with round:
@@ -171,67 +166,29 @@ def test_a_full_disk(tmp_path, monkeypatch):
         assert_same_bits(round.finish(), fastagg.fedavg(g, clients))
 
 
-KILLED = """
-    import sys, torch, fastagg
-    from fastagg._engine import saved
-    folder, rounds, clients = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    server = fastagg.aggregator("fedadam", lr=0.1)
-    at = {"round": 0, "model": {"w": torch.zeros(500), "seen": torch.zeros(clients)}, "server": None}
-    try:
-        at = saved.load(folder + "/server")
-        server.load_state_dict(at["server"])
-    except FileNotFoundError:
-        pass
-    print("began", flush=True)
-    while at["round"] < rounds:
-        r = at["round"]
-        round = server.resume_round(folder + "/spill", memory=1) or server.round(
-            at["model"], memory=1, spill=folder + "/spill"
-        )
-        with round:
-            for k in range(clients):
-                if k not in round.clients:
-                    w = torch.sin(torch.arange(500.0) * (k + 1) + r)
-                    round.add(k, {"w": w, "seen": torch.eye(clients)[k]}, size=k + 1)
-            model = round.finish()
-            at = {"round": r + 1, "model": dict(model), "server": server.state_dict()}
-            saved.save(folder + "/server", at)
-    print("done", flush=True)
-"""
-
-
-def rounds_of(folder, rounds, clients, kills, seed):
-    """The last model, of a server that is killed at random moments"""
-    script, rng = folder / "server.py", random.Random(seed)
-    script.write_text(textwrap.dedent(KILLED))
-    killed = 0
-    while True:
-        process = subprocess.Popen(
-            [sys.executable, script, folder, str(rounds), str(clients)], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert process.stdout.readline() == "began\n"
-        if killed < kills:
-            killed += 1
-            try:
-                process.wait(rng.random() * 0.25)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-        said = process.communicate(timeout=600)[0]
-        if said == "done\n":
-            break
-        assert process.returncode == -signal.SIGKILL
-    from fastagg._engine import saved
-
-    at = saved.load(folder / "server")
-    assert at["round"] == rounds
-    assert list((folder / "spill").iterdir()) == []
-    return at["model"]
-
-
 def test_kill_9(tmp_path):
     """python -m benchmarks.soak_arrivals has fifty of them"""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    whole = rounds_of(tmp_path / "a", 30, 6, kills=0, seed=0)
-    assert_same_bits(whole, rounds_of(tmp_path / "b", 30, 6, kills=4, seed=1))
+    whole, _ = rounds_of(tmp_path / "whole", 30, 6, [])
+    killed, kills = rounds_of(tmp_path / "killed", 30, 6, [0.02, 0.2, 0.1, 0.05])
+    assert_same_bits(whole, killed)
+    assert len(kills) >= 1
+
+
+def test_what_a_stop_left_of_a_finished_round_is_not_of_the_next(tmp_path):
+    """Killed while the files of a round were removed, and again when the next had begun"""
+    g, clients = make(3, {"w": (40, 30)})
+    (tmp_path / "client-3.safetensors").write_text("mine")
+    server = fastagg.aggregator("fedavg")
+    round = server.round(g, memory=1, spill=tmp_path)
+    for k in range(2):
+        round.add(k, clients[k])
+    round.finish()
+    (tmp_path / "round.json").unlink()  # the first thing that is removed
+    round._spill.close()
+    with server.round(g, memory=1, spill=tmp_path) as round:
+        round.add(2, clients[2])
+    with server.resume_round(tmp_path) as round:
+        assert round.clients == [2]
+        round.finish()
+    assert names(tmp_path) == ["client"]
+    assert (tmp_path / "client-3.safetensors").read_text() == "mine"

@@ -110,7 +110,7 @@ def test_bfloat16_with_a_broken_client_left_out(jobs):
     job = jobs["drop"]
     code, output = job.finish(jobs["until"])
     assert code == 0, output[-3000:]
-    assert output.count("'site-2'): key 'body.0.weight' has values that are not finite") == 3
+    assert output.count("client 'site-2': key 'body.0.weight' has values that are not finite") == 3
     weights = job.weights()
     assert [sorted(w) for w in weights] == [["site-1", "site-3"]] * 3
     assert weights[0] != weights[1]  # FedAWA learned in between
@@ -143,7 +143,7 @@ def test_an_exported_job_runs_with_them_on_diffs_from_disk(jobs):
     job = jobs["diff"]
     code, output = job.finish(jobs["until"])
     assert code == 0, output[-3000:]
-    assert output.count("tensors are on disk: read all at once") == 2
+    assert output.count("tensors are on disk: read piece by piece") == 2
     first, second = job.weights()
     [said, _] = job.rounds()
     sizes = {site["name"]: site["weight"] for site in said["sites"]}
@@ -159,5 +159,5 @@ def test_a_broken_client_ends_the_job_by_name(jobs):
     job = jobs["raise"]
     code, output = job.finish(jobs["until"])
     assert code != 0
-    assert "tensors are on disk: read one key at a time" in output
-    assert "NonFiniteError: client 1 (id 'site-2'): key 'body.0.weight' has values that are not finite" in output
+    assert "tensors are on disk: read piece by piece" in output
+    assert "BadClientError: client 1 (id 'site-2'): key 'body.0.weight' has values that are not finite" in output

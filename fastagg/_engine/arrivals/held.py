@@ -6,7 +6,7 @@ wide piece by piece, in a buffer that stays in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +43,10 @@ class Held(InFiles):
 
     def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
         return tables.build(global_sd, client_sds, narrow=global_sd is not None, **options)
+
+    def each_part(self, table: Table, look: Callable[[Table], None]) -> None:
+        """look(part) at all that is in a table of models in files, piece by piece"""
+        self._walk("check", table, np.ones(table.T, bool), [], lambda slab: look(self.part(slab, table)))
 
     def part(self, slab: Slab, table: Table) -> Table:
         part = slab.of(table)

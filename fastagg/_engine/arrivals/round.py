@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from fastagg._engine.arrivals.running import RunningSum
 from fastagg._engine.arrivals.spill import Spill
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
+from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 LOG = logging.getLogger("fastagg")
-Model = StateDict | str | os.PathLike  # a state dict, or the path of a safetensors file or folder
+Model = StateDict | MappedModel | str | os.PathLike  # a state dict, or where it is: a safetensors file or folder
 
 
 @dataclass(eq=False)
@@ -177,23 +178,31 @@ class Round:
         with self._changed:
             return dict(self._refused)
 
-    def finish(self, *, out: Out = None, **inputs: Any) -> Any:
+    def finish(self, *, client_ids: Sequence[ClientId] | None = None, out: Out = None, **inputs: Any) -> Any:
         """Aggregates the clients who came, and ends the round. After an error it is open again.
 
-        out       as for server.aggregate()
-        inputs    round inputs that clients have no entries in, such as proxy data; or those of all clients, by id
+        client_ids  all of .clients in the order that the result's attributes are to have; default: as they arrived
+        out         as for server.aggregate()
+        inputs      round inputs that clients have no entries in, such as proxy data; or those of all clients, by id
         """
         with self._changed:
             self._check_open()
             self._state = "being finished"
             self._changed.wait_for(lambda: not self._coming)
         try:
+            if client_ids is not None:
+                self._order(client_ids)
             result = self._aggregate(out, inputs)
         except BaseException:
             self._state = "open"
             raise
         self._state = "finished"
         return result
+
+    def _order(self, client_ids: Sequence[ClientId]) -> None:
+        if len(client_ids) != len(self._clients) or set(client_ids) != set(self._clients):
+            raise InputError(f"client_ids are {list(client_ids)!r}, and the round has {list(self._clients)!r}")
+        self._clients = {name: self._clients[name] for name in client_ids}
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
@@ -263,35 +272,44 @@ class Round:
             if self._running and self._sum is None:
                 self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
         own = self._own_table(sd)
-        if keys := self._not_finite(own):
+        if keys := self._not_finite(own, files):
             reason = nonfinite.in_words("", keys)
             raise BadClientError(reason, {0: reason})
         if self._sum is not None:
             part = self._server.part_of_mean(1.0 if size is None else size)
             assert part is not None  # see _check_running
-            self._sum.add(table, part, size is None or size > 0, is_update)
+            self._sum.add(name, table, part, size is None or size > 0, is_update)
             return Arrived({}, is_update, size, inputs, False)
         dtypes = table.layout.dtypes
         narrow = any(t.dtype != dtype for t, dtype in zip(table.clients[0], dtypes, strict=True))
         held = 0 if files else int(own.layout.bytes.sum())
         return Arrived(sd, is_update, size, inputs, narrow, held, files)
 
-    def _not_finite(self, own: Table) -> list[str]:
+    def _not_finite(self, own: Table, files: list[MappedFile]) -> list[str]:
         """Keys, by one read; a second one where there are any"""
-        square = float(kernels.dots_of(own, own.clients[0])[0])
-        return [] if np.isfinite(square) else nonfinite.keys_not_finite(own, own.clients[0])
+        squares: list[float] = []
+        if files:
+            Held(files, self._slab_bytes, 1, False).each_part(
+                own, lambda part: squares.append(float(kernels.dots_of(part, part.clients[0])[0]))
+            )
+        else:
+            squares.append(float(kernels.dots_of(own, own.clients[0])[0]))
+        return [] if np.isfinite(squares).all() else nonfinite.keys_not_finite(own, own.clients[0])
 
     def _own_table(self, sd: StateDict) -> Table:
-        return tables.build(None, [sd], hints=False)
+        """Of one model, of which buffers are to be looked at as well"""
+        own = tables.build(None, [sd], hints=False)
+        floats = [key for key, dtype in zip(own.layout.keys, own.layout.dtypes, strict=True) if dtype in FLOATING]
+        return tables.build(None, [sd], params=floats, hints=False) if floats else own
 
     @staticmethod
     def _tensors(own: Table) -> dict[str, torch.Tensor]:
         return dict(zip(own.layout.keys, own.clients[0], strict=True))
 
     def _opened(self, model: Model, files: list[MappedFile]) -> StateDict:
-        if not isinstance(model, str | os.PathLike):
+        if not isinstance(model, str | os.PathLike | MappedModel):
             return model
-        opened = open_model(Path(model))
+        opened = model if isinstance(model, MappedModel) else open_model(Path(model))
         files += opened.files
         return opened.tensors
 
@@ -299,7 +317,8 @@ class Round:
         """Puts a client into the round: in memory if there is room, else on the disk"""
         with self._changed:
             taken = sum(client.held for client in self._clients.values())
-            fits = self._memory is None or not arrived.held or taken + arrived.held <= self._memory
+            room = None if self._memory is None else self._memory - self._memory // 4
+            fits = room is None or not arrived.held or taken + arrived.held <= room
             if fits:
                 self._clients[name] = arrived
                 return
@@ -360,7 +379,7 @@ class Round:
         mean = dict(zip(self._form, total.mean(), strict=True))
         result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, inputs)
         self._server.commit(kept)
-        result.weights, result.dropped = torch.from_numpy(total.shares()), dict(self._refused)
+        result.weights, result.dropped = torch.from_numpy(total.shares(self._clients)), dict(self._refused)
         return result
 
     def _alike(self) -> dict[ClientId, Arrived]:
@@ -400,5 +419,9 @@ class Round:
             return InMemory()  # it reads mapped tensors as well, without regard for how much it has in memory
         if narrow and (why := self._server.why_not_on_files()):
             raise InputError(f"{self._server.name}: {why}: its clients must have the dtypes of the global model")
-        memory = 1 << 30 if self._memory is None else self._memory
-        return Held(files, max(memory // 4, 16 << 20), len(clients), narrow)
+        return Held(files, self._slab_bytes, len(clients), narrow)
+
+    @property
+    def _slab_bytes(self) -> int:
+        """What is read back at a time, as much again being read ahead: a quarter of what memory= allows"""
+        return max((1 << 30 if self._memory is None else self._memory) // 8, 1 << 20)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
+from fastagg._engine.checks import InputError
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.forked import one_thread
 from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
-from fastagg._engine.wide import CHUNK
+
+CHUNK = 1 << 20  # elements at a time: a float32 becomes a float64 first, in 8 MB
 
 
 class RunningSum:
@@ -28,40 +31,45 @@ class RunningSum:
             torch.zeros(t.numel(), dtype=torch.float64) if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t in like
         ]
-        self.parts: list[float] = []
+        self.parts: dict[Any, float] = {}  # by client
+        self._half: Any = None  # a client of which only some tensors were added
         self.any_data = False  # so far; integers are the largest of those who have some, or of all if nobody has
         self.of_updates = 0.0  # the part of those who sent updates
         self._lock = threading.Lock()
 
     @one_thread()
-    def add(self, table: Table, part: float, has_data: bool, is_update: bool) -> None:
+    def add(self, name: Any, table: Table, part: float, has_data: bool, is_update: bool) -> None:
         """The only client of a table"""
         [client] = table.clients
         with self._lock:
+            self._half = self._half or [name]
             counts = has_data or not self.any_data
             anew = not self.parts or (has_data and not self.any_data)
             self.any_data |= has_data
             for t, w in enumerate(client):
                 w, total = w.detach().reshape(-1), self.sums[t]
                 if w.dtype in FLOATING:
-                    for at in range(0, w.numel() if part else 0, CHUNK):
-                        total[at : at + CHUNK].add_(w[at : at + CHUNK].double(), alpha=part)
+                    for at in range(0, w.numel() if part else 0, CHUNK):  # in float64, the wider of the two
+                        total[at : at + CHUNK].add_(w[at : at + CHUNK], alpha=part)
                 elif counts:
                     if is_update and w.dtype != torch.bool:
                         w = w + self.like[t].reshape(-1)
                     total.copy_(w if anew else torch.maximum(total, w))
-            self.parts.append(part)
+            self.parts[name] = part
             self.of_updates += part if is_update else 0.0
+            self._half = None
 
-    def shares(self) -> np.ndarray:
-        """The clients' weights in the mean, in the order of their arrival"""
-        return data_shares(np.array(self.parts))
+    def shares(self, names: Iterable[Any]) -> np.ndarray:
+        """The clients' weights in the mean"""
+        return data_shares(np.array([self.parts[name] for name in names]))
 
     @one_thread()
     def mean(self) -> list[torch.Tensor]:
         """In the form of the model"""
-        self.shares()  # which says what is wrong where they sum to zero
-        mass, means = sum(self.parts), []
+        if self._half is not None:
+            raise InputError(f"client {self._half[0]!r} was added in part only: this sum cannot be used any more")
+        self.shares(self.parts)  # which says what is wrong where they sum to zero
+        mass, means = sum(self.parts.values()), []
         for total, like in zip(self.sums, self.like, strict=True):
             new = torch.empty_like(like, memory_format=torch.contiguous_format)
             flat, base = new.view(-1), like.detach().reshape(-1)

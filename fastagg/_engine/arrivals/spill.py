@@ -2,7 +2,7 @@
 
 There is no other list of them. A file gets its name when all of it is on the disk, and a client is in the round as long
 as its file is there, so a process that is killed leaves a folder from which the round can go on. Beside them are the
-global model (global.safetensors) and what the round is (round.json). One process at a time holds the folder.
+global model (round.safetensors) and what the round is (round.json). One process at a time holds the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.regular import open_regular
 
 LOG = logging.getLogger("fastagg")
-ROUND, GLOBAL, CLIENT = "round.json", "global.safetensors", "fastagg.client"
+ROUND, GLOBAL, CLIENT = "round.json", "round.safetensors", "fastagg.client"
+CLIENTS = f"client-{'[0-9a-f]' * 32}.safetensors"  # so exactly that nobody else's file is meant
 FORMAT = 1
 
 
@@ -82,12 +83,17 @@ class Spill:
     def put(self, name: Any, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> MappedModel:
         """Writes a client's tensors; those that are returned look at the file"""
         path = self.path_of(self.path, name)
-        write(path, tensors, {CLIENT: json.dumps({"id": name, **about}, default=_plain)})
-        return open_model(path)
+        told = {CLIENT: json.dumps({"id": name, **about}, default=_plain)}
+        try:
+            write(path, tensors, told, lasting=self.resumable)
+            return open_model(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
     def clients(self) -> Iterator[tuple[dict[str, Any], MappedModel]]:
         """Those that are there. A damaged file is left out, and said so: that client has to send again."""
-        for path in sorted(self.path.glob("client-*.safetensors")):
+        for path in sorted(self.path.glob(CLIENTS)):
             try:
                 model = open_model(path)
                 about = json.loads(model.metadata[CLIENT])
@@ -104,7 +110,7 @@ class Spill:
 
     def clear(self) -> None:
         """Removes the round: round.json first, after which there is none, and nothing that is not ours"""
-        for pattern in (ROUND, GLOBAL, "client-*.safetensors", ".client-*.part", f".{GLOBAL}*.part", f".{ROUND}*.part"):
+        for pattern in (ROUND, GLOBAL, CLIENTS, f".{CLIENTS}*.part", f".{GLOBAL}*.part", f".{ROUND}*.part"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
             atomic.sync_folder(self.path)
@@ -121,12 +127,12 @@ class Spill:
         return folder / f"client-{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.safetensors"
 
 
-def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file, atomically"""
+def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, lasting: bool = True) -> None:
+    """A safetensors file: atomically, and on the disk when this returns, if it is to outlive the process"""
     order = sorted(tensors, key=lambda key: -tensors[key].itemsize)  # each begins at a multiple of its item
     parts = [(key, tensors[key].dtype, tensors[key].shape) for key in order]
     try:
-        with atomic.whole(path) as file:
+        with atomic.whole(path) if lasting else open(path, "wb") as file:
             file.write(saved.header(parts, metadata))
             for key in order:
                 file.write(saved.bytes_of(tensors[key].detach()))

@@ -11,7 +11,7 @@ import ctypes
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -127,6 +127,17 @@ def open_model(path: str | os.PathLike) -> MappedModel:
     for key in listed.keys() - tensors.keys():
         raise InputError(f"{inside}: key {key!r} is not in {listed[key]}")
     return MappedModel(inside, name, shards, tensors)
+
+
+def open_tensors(places: Mapping[str, tuple[str | os.PathLike, str]]) -> MappedModel:
+    """A model whose tensors are in some safetensors files: {key: (file, name of the tensor in it)}"""
+    files = {path: MappedFile(Path(path)) for path in {path: None for path, _ in places.values()}}
+    for path, name in places.values():
+        if name not in files[path].tensors:
+            raise InputError(f"{path} has no tensor {name!r}")
+    first = Path(next(iter(files), ""))
+    tensors = {key: files[path].tensors[name] for key, (path, name) in places.items()}
+    return MappedModel(first, first.stem, list(files.values()), tensors)
 
 
 def client_name_of(path: Path) -> str:
