@@ -177,6 +177,11 @@ int64_t cache_bytes() { return fastagg::cache_bytes(); }
 void set_cache_bytes(int64_t n) { fastagg::set_cache_bytes(n); }
 const char* simd_level() { return fastagg::simd_level(); }
 const char* simd_best() { return fastagg::simd_best(); }
+PyObject* simd_levels() {
+  python::Owned list(PyList_New(0));
+  for (int i = 0; const char* name = simd_name(i); ++i) python::append(list.object, PyUnicode_FromString(name));
+  return list.release();
+}
 bool set_simd(std::string level) { return fastagg::set_simd(level.c_str()); }
 using python::scan;
 
@@ -195,6 +200,7 @@ PyMethodDef functions[] = {
     FASTAGG_FUNCTION(set_cache_bytes, "n, /"),
     FASTAGG_FUNCTION(simd_level, ""),
     FASTAGG_FUNCTION(simd_best, ""),
+    FASTAGG_FUNCTION(simd_levels, ""),
     FASTAGG_FUNCTION(set_simd, "level, /"),
     FASTAGG_FUNCTION(scan,
                      "functions, codes_of_torch, types, handle, models, keys, shapes, codes, device_type, "

@@ -100,19 +100,6 @@ class Scanner {
   int32_t device_type_, device_index_;  // torch's: type 0 is the CPU, 1 CUDA
 };
 
-struct Owned {
-  PyObject* object;
-  explicit Owned(PyObject* o) : object(or_raise(o)) {}
-  ~Owned() { Py_XDECREF(object); }
-  Owned(const Owned&) = delete;
-  PyObject* release() { return std::exchange(object, nullptr); }
-};
-
-void append(PyObject* list, PyObject* item) {
-  const Owned owned(item);
-  if (PyList_Append(list, owned.object)) throw Raised();
-}
-
 }  // namespace
 
 PyObject* scan(Array<const int64_t> functions, Array<const int32_t> codes_of_torch, PyObject* types, int64_t handle,

@@ -40,6 +40,19 @@ inline PyObject* or_raise(PyObject* object) {
   return object;
 }
 
+struct Owned {
+  PyObject* object;
+  explicit Owned(PyObject* o) : object(or_raise(o)) {}
+  ~Owned() { Py_XDECREF(object); }
+  Owned(const Owned&) = delete;
+  PyObject* release() { return std::exchange(object, nullptr); }
+};
+
+inline void append(PyObject* list, PyObject* item) {
+  const Owned owned(item);
+  if (PyList_Append(list, owned.object)) throw Raised();
+}
+
 // A C-contiguous array of T where it is: nothing is converted or copied. T is const if it is only read.
 template <class T> class Array {
  public:
