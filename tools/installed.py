@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -56,7 +57,7 @@ def main() -> None:
         run(python, "-c", code, cwd=here, env=alone)
         run(python, "-m", "fastagg", "info", cwd=here, env=alone)
         print("+", settings()["test-command"], flush=True)
-        tested = subprocess.run([python.parent / "python", *settings()["test-command"].split()[1:]], cwd=here, env=alone)
+        tested = subprocess.run([python.parent / "python", *shlex.split(settings()["test-command"])[1:]], cwd=here, env=alone)
     raise SystemExit(tested.returncode)
 
 
