@@ -55,7 +55,7 @@ def test_without_native_code(sdist, tmp_path, missing):
     without = {"PATH": str(tmp_path)} if missing == "cmake" else {}
     done = build(source, out, **without)
     assert done.returncode == 0, done.stderr
-    said = [line.strip() for line in done.stdout.splitlines() if line.strip().startswith("fastagg: ")]
+    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip().startswith("fastagg: ")]
     [line] = [line for line in said if "native kernels were not built" in line]
     assert ("cmake was not found" if missing == "cmake" else "`cmake -S` failed") in line
     [wheel] = out.glob("*.whl")
