@@ -72,7 +72,7 @@ def repair(wheel: Path, out: Path) -> Path:
     shown = run("auditwheel", "show", wheel, capture_output=True).stdout
     possible = re.search(r'platform tag: "(\w+)"', " ".join(shown.split()))[1]
     tag = wanted if glibc(possible) <= glibc(wanted) else possible
-    run("auditwheel", "-q", "repair", "--plat", tag, "--only-plat", "-w", out, wheel)
+    run("auditwheel", "repair", "--plat", tag, "--only-plat", "-w", out, wheel)
     if tag != wanted:
         print(f"This machine's compiler and glibc permit {tag}, not {wanted}: publish what cibuildwheel builds instead.")
     [repaired] = out.glob("*.whl")
