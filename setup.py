@@ -1,7 +1,7 @@
 """Builds fastagg's native modules with CMake and ninja. All else about the package is in pyproject.toml.
 
 Where they cannot be built (no compiler, Windows), fastagg is installed without: its reference backend, in plain torch,
-computes everything. FASTAGG_NATIVE=1 makes that an error, as those who publish wheels want it.
+computes everything. FASTAGG_NATIVE=1 (or FASTAGG_CUDA=1) makes that an error, as those who publish wheels want it.
 """
 
 import os
@@ -27,8 +27,9 @@ class CMakeBuild(build_ext):
         why = self.cmake(ext, wanted)
         if why and wanted == "auto":  # it may have been the CUDA kernels
             why = self.cmake(ext, "0")
-        if why and os.environ.get("FASTAGG_NATIVE") == "1":
-            raise SystemExit(f"fastagg: FASTAGG_NATIVE=1, but the native kernels were not built: {why}")
+        if why and (wanted == "1" or os.environ.get("FASTAGG_NATIVE") == "1"):
+            asked = "FASTAGG_CUDA=1" if wanted == "1" else "FASTAGG_NATIVE=1"
+            raise SystemExit(f"fastagg: {asked}, but the native kernels were not built: {why}")
         if why:
             print(f"fastagg: the native kernels were not built ({why}); the reference backend, in plain torch, serves")
 
@@ -61,7 +62,7 @@ class CMakeBuild(build_ext):
         except FileNotFoundError as error:
             return f"{error.filename} was not found"
         except subprocess.CalledProcessError as error:
-            return f"`{' '.join(error.cmd[:2])}` failed, see above or `pip install -v`"
+            return f"`cmake {error.cmd[1]}` failed; `pip install -v` shows why"
         return ""
 
 

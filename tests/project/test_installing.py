@@ -85,7 +85,8 @@ assert main(["info"]) == 0
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
-def test_publishers_get_an_error(sdist, tmp_path):
-    done = build(wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out", FASTAGG_NATIVE="1")
+@pytest.mark.parametrize("asked", ["FASTAGG_NATIVE", "FASTAGG_CUDA"])
+def test_who_asks_for_native_code_gets_it_or_an_error(sdist, tmp_path, asked):
+    done = build(wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out", **{asked: "1"})
     assert done.returncode != 0
-    assert "FASTAGG_NATIVE=1, but the native kernels were not built: `cmake -S` failed" in done.stdout + done.stderr
+    assert f"{asked}=1, but the native kernels were not built: `cmake -S` failed" in done.stdout + done.stderr
