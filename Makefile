@@ -2,7 +2,7 @@
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
-# make test-nightly   generated cases by the ten thousand, and what takes too long for every day
+# make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
 # make test-oldest, make test-newest   the wheel with the oldest versions that pyproject.toml allows, and with the newest
 #              there are (each downloads gigabytes: torch brings CUDA)
 # make test-aarch64   the native code's own tests, built for 64-bit Arm and emulated: ten minutes
@@ -57,7 +57,7 @@ build/byzfl: Makefile | $(BIN)/python
 	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
 	touch $@
 
-test-nightly: $(VENV)/ready
+test-nightly: $(VENV)/ready test-aarch64 wheels test-oldest test-newest
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
 wheels: build/dist

@@ -56,8 +56,9 @@ def main() -> None:
         code = "import fastagg; print(fastagg.__file__); assert fastagg.info()['backends']['cpu'] == 'available'"
         run(python, "-c", code, cwd=here, env=alone)
         run(python, "-m", "fastagg", "info", cwd=here, env=alone)
-        print("+", settings()["test-command"], flush=True)
-        tested = subprocess.run([python.parent / "python", *shlex.split(settings()["test-command"])[1:]], cwd=here, env=alone)
+        _, *arguments = shlex.split(settings()["test-command"])
+        print("+", python, *arguments, flush=True)
+        tested = subprocess.run([python, *arguments], cwd=here, env=alone)
     raise SystemExit(tested.returncode)
 
 

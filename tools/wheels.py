@@ -74,7 +74,7 @@ def repair(wheel: Path, out: Path) -> Path:
     tag = wanted if glibc(possible) <= glibc(wanted) else possible
     run("auditwheel", "repair", "--plat", tag, "--only-plat", "-w", out, wheel)
     if tag != wanted:
-        print(f"This machine's compiler and glibc permit {tag}, not {wanted}: publish what cibuildwheel builds instead.")
+        print(f"The compiler and glibc here permit {tag}, not {wanted}: publish what cibuildwheel builds instead.")
     [repaired] = out.glob("*.whl")
     return repaired
 
@@ -92,7 +92,7 @@ def audit(wheel: Path) -> None:
     for module in checked["wheel"]:
         result = module["result"]
         if not result["is_abi3"] or result["non_abi3_symbols"] or set(result["future_abi3_objects"]) != BEYOND_ABI3:
-            raise SystemExit(f"{wheel.name}: {module['name']} is not what Python {result['baseline']} can load: {result}")
+            raise SystemExit(f"{wheel.name}: {module['name']} is not of the stable ABI: {result}")
 
 
 def main() -> None:
