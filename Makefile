@@ -75,7 +75,8 @@ $(VENV)/wheels: Makefile $(VENV)/build
 
 AARCH64 := aarch64-linux-gnu-g++ qemu-aarch64-static
 test-aarch64: $(VENV)/build
-	@command -v $(AARCH64) > /dev/null || { echo "needs $(AARCH64): apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }
+	@for tool in $(AARCH64); do command -v $$tool > /dev/null || \
+	  { echo "$$tool is missing: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }; done
 	$(BIN)/cmake -S tests/native -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_TOOLCHAIN_FILE=aarch64.cmake
 	nice $(BIN)/cmake --build build/aarch64
