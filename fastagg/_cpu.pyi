@@ -14,6 +14,7 @@ def gram(
     per_layer: bool,
     out: NDArray[np.float64],
     threads: int,
+    /,
 ) -> None: ...
 def mix(
     client: NDArray[np.int64],
@@ -24,6 +25,7 @@ def mix(
     out: NDArray[np.int64],
     not_finite: NDArray[np.uint8],
     threads: int,
+    /,
 ) -> None: ...
 def gram_mix(
     client: NDArray[np.int64],
@@ -38,6 +40,7 @@ def gram_mix(
     out: NDArray[np.int64],
     not_finite: NDArray[np.uint8],
     threads: int,
+    /,
 ) -> None: ...
 def gram_times(
     client: NDArray[np.int64],
@@ -52,18 +55,20 @@ def gram_times(
     out: NDArray[np.int64] | None,
     not_finite: NDArray[np.uint8],
     threads: int,
+    /,
 ) -> None: ...
 def ranked_means(
-    client: np.ndarray,
-    numel: np.ndarray,
-    dtype: np.ndarray,
-    center: np.ndarray | None,
-    means: np.ndarray,
-    row: np.ndarray,
-    out: np.ndarray,
-    not_finite: np.ndarray,
-    mixing: np.ndarray | None,
+    client: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    dtype: NDArray[np.int32],
+    center: NDArray[np.int64] | None,
+    means: NDArray[np.int64],
+    row: NDArray[np.int32],
+    out: NDArray[np.int64],
+    not_finite: NDArray[np.uint8],
+    mixing: NDArray[np.float64] | None,
     threads: int,
+    /,
 ) -> None: ...
 def dots(
     client: NDArray[np.int64],
@@ -73,28 +78,29 @@ def dots(
     row: NDArray[np.int32],
     out: NDArray[np.float64],
     threads: int,
+    /,
 ) -> None: ...
 def read_all(
-    client: NDArray[np.int64], numel: NDArray[np.int64], dtype: NDArray[np.int32], piece: int, threads: int
+    client: NDArray[np.int64], numel: NDArray[np.int64], dtype: NDArray[np.int32], piece: int, threads: int, /
 ) -> int: ...
 def fma_peak(iterations: int, threads: int, /) -> float: ...
 def cache_bytes() -> int: ...
-def set_cache_bytes(n: int) -> None: ...
+def set_cache_bytes(n: int, /) -> None: ...
 def simd_level() -> str: ...
 def simd_best() -> str: ...
+def simd_levels() -> list[str]: ...
 def set_simd(level: str, /) -> bool: ...
-
-class Scanner:
-    def __init__(
-        self, functions: dict[str, int], codes: dict[int, int], types: tuple[type, ...], handle: int, /
-    ) -> None: ...
-    def scan(
-        self,
-        state_dicts: list[dict[str, Any]],
-        keys: tuple[str, ...],
-        shapes: tuple[tuple[int, ...], ...],
-        codes: NDArray[np.int32],
-        device: tuple[int, int],
-        out: NDArray[np.int64],
-        /,
-    ) -> list[tuple[list[Any], list[int]]]: ...
+def scan(
+    functions: NDArray[np.int64],
+    codes_of_torch: NDArray[np.int32],
+    types: tuple[type, ...],
+    handle: int,
+    models: list[dict[str, Any]],
+    keys: tuple[str, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    codes: NDArray[np.int32],
+    device_type: int,
+    device_index: int,
+    out: NDArray[np.int64],
+    /,
+) -> list[tuple[list[Any], list[int]]]: ...

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import fastagg
+from fastagg import _cpu
 from fastagg.cli import main
 from fastagg.sim import choices, data, models
 
@@ -29,15 +30,15 @@ def test_info():
 
 
 def test_simd_can_be_lowered_but_not_raised():
-    best = fastagg.info()["simd_best"]
+    best, levels = fastagg.info()["simd_best"], _cpu.simd_levels()
     assert json.loads(run("info", "--json", FASTAGG_SIMD="baseline").stdout)["simd"] == "baseline"
-    assert json.loads(run("info", "--json", FASTAGG_SIMD="avx512").stdout)["simd"] == best
+    assert json.loads(run("info", "--json", FASTAGG_SIMD=levels[-1]).stdout)["simd"] == best
 
 
 def test_unknown_simd_level_is_said():
     done = run("info", FASTAGG_SIMD="sse9")
     assert done.returncode != 0
-    assert "FASTAGG_SIMD='sse9': expected auto, baseline, avx2 or avx512" in done.stderr
+    assert "FASTAGG_SIMD='sse9': expected auto, baseline, " in done.stderr
 
 
 HELP = [("--help",), ("--version",), (), ("info", "--help"), ("methods", "--help")]

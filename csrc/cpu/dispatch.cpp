@@ -22,11 +22,15 @@ int best_level() {
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   return avx512 ? 2 : 1;
 }
+#elif defined(__aarch64__)
+const Kernels* const levels[] = {&kernels_baseline, &kernels_neon};
+int best_level() { return 1; }  // every such CPU has it
 #else
 const Kernels* const levels[] = {&kernels_baseline};
 int best_level() { return 0; }
 #endif
 
+constexpr int count = sizeof levels / sizeof *levels;
 const int best = best_level();
 
 Kernels fastest() {
@@ -48,15 +52,15 @@ std::atomic<const Kernels*> current{&automatic};
 const Kernels& kernels() { return *current.load(std::memory_order_relaxed); }
 const char* simd_level() { return kernels().name; }
 const char* simd_best() { return levels[best]->name; }
+const char* simd_name(int i) { return 0 <= i && i < count ? levels[i]->name : nullptr; }
 
 bool set_simd(const char* level) {
   if (std::strcmp(level, "auto") == 0) {
     current = &automatic;
     return true;
   }
-  const char* const names[] = {"baseline", "avx2", "avx512"};
-  for (int i = 0; i < 3; ++i)
-    if (std::strcmp(level, names[i]) == 0) {
+  for (int i = 0; i < count; ++i)
+    if (std::strcmp(level, levels[i]->name) == 0) {
       current = levels[i < best ? i : best];
       return true;
     }

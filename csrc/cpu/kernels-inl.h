@@ -1,4 +1,4 @@
-// The kernels of one SIMD level. A two-line .cpp per level defines FASTAGG_LEVEL, sets flags and includes this.
+// The kernels of one SIMD level. A .cpp per level defines FASTAGG_LEVEL and includes this, with flags of its own.
 //
 // Accumulation policy
 //   row products: at most 36 additions to a float32 lane, then the lanes, then float64: an entry's error is about 1e-8
@@ -12,6 +12,8 @@
 #include "../network.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(FASTAGG_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace fastagg {

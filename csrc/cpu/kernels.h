@@ -101,8 +101,8 @@ struct Kernels {
   double (*fma_peak)(int64_t iterations);
 };
 
-extern const Kernels kernels_baseline, kernels_avx2, kernels_avx512;
-const Kernels& kernels();  // the level in use
+extern const Kernels kernels_baseline, kernels_avx2, kernels_avx512, kernels_neon;  // those of this processor
+const Kernels& kernels();                                                           // the level in use
 
 constexpr int block_bytes = 1024;            // one packed row of a block: 256 float32 or 128 float64
 constexpr int row_bytes = block_bytes + 64;  // a stride of 1024 would put every fourth row in one cache set

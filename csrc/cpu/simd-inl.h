@@ -78,6 +78,9 @@ inline VD fma(VD a, VD b, VD c) { return (VD)_mm512_fmadd_pd((__m512d)a, (__m512
 #elif defined(__AVX2__)
 inline VF fma(VF a, VF b, VF c) { return (VF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 inline VD fma(VD a, VD b, VD c) { return (VD)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c); }
+#elif defined(FASTAGG_NEON)
+inline VF fma(VF a, VF b, VF c) { return (VF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+inline VD fma(VD a, VD b, VD c) { return (VD)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b); }
 #else
 inline VF fma(VF a, VF b, VF c) { return a * b + c; }
 inline VD fma(VD a, VD b, VD c) { return a * b + c; }
@@ -108,6 +111,9 @@ inline void store_float(f16* p, VF v) { _mm256_storeu_si256((__m256i*)p, _mm512_
 #elif defined(__AVX2__)
 inline VF to_float(f16, HalfVU v) { return (VF)_mm256_cvtph_ps((__m128i)v); }
 inline void store_float(f16* p, VF v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0)); }
+#elif defined(FASTAGG_NEON)
+inline VF to_float(f16, HalfVU v) { return (VF)vcvt_f32_f16(bits<float16x4_t>(v)); }
+inline void store_float(f16* p, VF v) { store_raw(p, vcvt_f16_f32((float32x4_t)v)); }
 #else
 inline VF to_float(f16, HalfVU v) {
   VU h = __builtin_convertvector(v, VU);
@@ -151,6 +157,15 @@ template <class V> inline D4 sums(V a, V b, V c, V d) { return sum4(fold(a), fol
 #elif defined(__AVX2__)
 inline D4 sums(VF a, VF b, VF c, VF d) { return sum4((__m256)a, (__m256)b, (__m256)c, (__m256)d); }
 inline D4 sums(VD a, VD b, VD c, VD d) { return sum4((__m256d)a, (__m256d)b, (__m256d)c, (__m256d)d); }
+#elif defined(FASTAGG_NEON)
+inline D4 sums(VF a, VF b, VF c, VF d) {
+  const float32x4_t ab = vpaddq_f32((float32x4_t)a, (float32x4_t)b), cd = vpaddq_f32((float32x4_t)c, (float32x4_t)d);
+  return __builtin_convertvector((VF)vpaddq_f32(ab, cd), D4);
+}
+inline D4 sums(VD a, VD b, VD c, VD d) {
+  const float64x2_t each[2] = {vpaddq_f64((float64x2_t)a, (float64x2_t)b), vpaddq_f64((float64x2_t)c, (float64x2_t)d)};
+  return load_raw<D4>(each);
+}
 #else
 template <class V> inline double sum1(V v) {
   double sum = 0;

@@ -56,6 +56,18 @@ class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() { _mm_setcsr(0x1f80); }
   ~DefaultFloatEnvironment() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+  uint64_t saved_;
+
+ public:
+  DefaultFloatEnvironment() {
+    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+    set(0);
+  }
+  ~DefaultFloatEnvironment() { set(saved_); }
+
+ private:
+  static void set(uint64_t value) { __asm__ volatile("msr fpcr, %0" : : "r"(value) : "memory"); }
 #else
  public:
   DefaultFloatEnvironment() {}

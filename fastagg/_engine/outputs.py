@@ -44,7 +44,7 @@ def _mark_written(tensors: list[torch.Tensor]) -> None:
     """A graph that saved one of them must notice, as with any in-place write."""
     try:
         torch.autograd.graph.increment_version(tensors)
-    except TypeError:  # before torch 2.6, one at a time
+    except (RuntimeError, TypeError):  # of torch 2.4, and 2.5: one at a time
         for tensor in tensors:
             torch.autograd.graph.increment_version(tensor)
 

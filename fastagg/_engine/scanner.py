@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any
 
+import numpy as np
 import torch
 
 from fastagg._engine.dtypes import DTYPE_CODE, PLAIN
@@ -22,6 +24,26 @@ except ImportError:  # no native module on this platform: the reference backend 
 DEVICES = {"cpu": 0, "cuda": 1}  # torch's numbers
 FUNCTIONS = ("device_type", "device_index", "dtype", "layout", "dim", "sizes", "strides", "storage_offset",
              "storage_size")  # fmt: skip
+Scanned = tuple[list[Any], list[int]]  # tensors of a model; which of them are not as expected, and None
+
+
+class Scanner:
+    """The scan with the functions of a torch (`functions_of`), its numbers of dtypes (`codes_of`), and the place of a
+    tensor in its Python object (`handle_offset`)"""
+
+    def __init__(self, functions: dict[str, int], codes: dict[int, int], handle: int) -> None:
+        self.functions = np.array([functions[name] for name in (*FUNCTIONS, "data")], dtype=np.int64)
+        self.codes = np.full(max(codes) + 1, -1, dtype=np.int32)
+        self.codes[list(codes)] = list(codes.values())
+        self.handle = handle
+
+    def scan(
+        self, models: list[dict], keys: tuple[str, ...], shapes: tuple, codes: np.ndarray, device: tuple[int, int],
+        out: np.ndarray,
+    ) -> list[Scanned]:  # fmt: skip
+        """csrc/bind_table.h"""
+        assert _cpu is not None
+        return _cpu.scan(self.functions, self.codes, PLAIN, self.handle, models, keys, shapes, codes, *device, out)
 
 
 def functions_of(library: ctypes.CDLL) -> dict[str, int]:
@@ -53,7 +75,7 @@ def _samples() -> list[torch.Tensor]:
             torch.zeros(2, device="cpu", requires_grad=True) * 2]  # fmt: skip
 
 
-def make():
+def make() -> Scanner | None:
     if _cpu is None or not hasattr(os, "RTLD_NOLOAD"):
         return None
     try:
@@ -62,7 +84,7 @@ def make():
     except (OSError, AttributeError):
         return None
     offset = handle_offset(_samples())
-    return None if offset is None else _cpu.Scanner(functions, codes, PLAIN, offset)
+    return None if offset is None else Scanner(functions, codes, offset)
 
 
 NATIVE = make()

@@ -35,7 +35,7 @@ def ranked(clients, *means, backend=None, mixing=None, center=None):
 
 def simd_levels():
     """Sets them in turn; conftest.py sets back what there was"""
-    for level in ("baseline", "avx2", "avx512"):
+    for level in native.simd_levels():
         native.set_simd(level)
         if native.simd_level() == level:
             yield level

@@ -439,7 +439,7 @@ def test_native_scan_tells_devices_apart():
     functions |= dict.fromkeys(("device_type", "device_index"), ctypes.cast(one, ctypes.c_void_p).value)
     sd = {"a": torch.ones(3, 2), "b": torch.nn.Parameter(torch.ones(5))}
     offset = scanner.handle_offset(list(sd.values()))
-    fake = tables.scanner._cpu.Scanner(functions, scanner.codes_of(library), scanner.PLAIN, offset)
+    fake = scanner.Scanner(functions, scanner.codes_of(library), offset)
     layout = tables.build(None, [sd]).layout
     for device, odd in (((1, 1), []), ((1, 0), [0, 1]), ((0, 1), [0, 1]), ((0, 0), [0, 1])):
         address = np.zeros((2, 1), np.int64)

@@ -248,6 +248,6 @@ class On:
 
 @st.composite
 def machines(draw) -> tuple[int, str, bool]:
-    levels = ("baseline", "avx2", "avx512")
+    levels = backends.cpu._cpu.simd_levels()
     here = levels[: levels.index(backends.cpu._cpu.simd_best()) + 1]
     return draw(st.integers(1, 4)), draw(st.sampled_from(here)), draw(st.booleans())

@@ -141,6 +141,20 @@ void reading() {
 }
 
 #if defined(__SSE2__)
+unsigned environment_of_caller() { return _mm_getcsr() & ~0x3fu; }  // the low six bits only tell what has happened
+void set_environment(unsigned to) { _mm_setcsr(to); }
+constexpr unsigned flushing = 0x9fc0;
+#elif defined(__aarch64__)
+uint64_t environment_of_caller() {
+  uint64_t now;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(now));
+  return now;
+}
+void set_environment(uint64_t to) { __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory"); }
+constexpr uint64_t flushing = 1 << 24;
+#endif
+
+#if defined(__SSE2__) || defined(__aarch64__)
 // A caller that flushes denormal numbers to zero gets the same bits, and its setting back
 void environment() {
   const double tiny[] = {0x1p-147, 0x1p-532, 0x1p-131, 0x1p-22};  // so are float64's squares
@@ -151,13 +165,13 @@ void environment() {
     at_every_level([&] {
       for (int threads : {1, 3}) {
         const Results want(c, two_outputs_of(3), threads);
-        const unsigned saved = _mm_getcsr();
-        _mm_setcsr(0x9fc0);
+        const auto saved = environment_of_caller();
+        set_environment(flushing);
         const Results got(c, two_outputs_of(3), threads);
-        const unsigned after = _mm_getcsr();  // the low six bits only tell what has happened
-        _mm_setcsr(saved);
+        const auto after = environment_of_caller();
+        set_environment(saved);
         CHECK(got == want, "denormal numbers");
-        CHECK((after & ~0x3fu) == 0x9fc0, "the caller's floating-point environment");
+        CHECK(after == flushing, "the caller's floating-point environment");
       }
     });
   }

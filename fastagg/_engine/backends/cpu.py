@@ -7,12 +7,17 @@ import os
 import numpy as np
 import torch
 
-from fastagg import _cpu
+from fastagg._engine.native import why_missing
 from fastagg._engine.table import Table
+
+try:
+    from fastagg import _cpu
+except ImportError as error:
+    raise ImportError(why_missing("_cpu", error)) from error
 
 _level = os.environ.get("FASTAGG_SIMD")
 if _level and not _cpu.set_simd(_level):
-    raise ValueError(f"FASTAGG_SIMD={_level!r}: expected auto, baseline, avx2 or avx512")
+    raise ValueError(f"FASTAGG_SIMD={_level!r}: expected auto, {', '.join(_cpu.simd_levels())}")
 
 
 def why_not(device: torch.device) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastagg._engine.backends import plan
+from fastagg._engine.native import why_missing
 from fastagg._engine.table import Table
 
 MOST_FMA_ROWS = 65  # K = 64: with more rows tensor cores are the faster way, where they are fast
@@ -285,7 +286,7 @@ class Kernels:
 try:
     from fastagg import _cuda
 except ImportError as error:
-    _missing = f"fastagg._cuda was not built, or does not load ({error})"
+    _missing = why_missing("_cuda", error)
 
     def why_not(device: torch.device) -> str:
         return _missing

@@ -1,0 +1,3 @@
+#define FASTAGG_LEVEL neon
+#define FASTAGG_NEON
+#include "kernels-inl.h"

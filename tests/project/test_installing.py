@@ -1,0 +1,92 @@
+"""What `pip install` leaves where native code cannot be built, and what the sdist has in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import wheels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's list of files")
+LEFT_OUT = ("tests/project/", "tests/integrations/", "tests/sim/test_faults.py")  # of tests: see MANIFEST.in
+TOP = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "MANIFEST.in", "README.md", "build-requirements.txt",
+       "constraints.txt", "pyproject.toml", "setup.py", "tools/__init__.py", "tools/stubs.py"}  # fmt: skip
+# Everything of the package but what the native modules and the editable install of this environment would lend it
+ALONE = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+"""
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    return wheels.sdist(tmp_path_factory.mktemp("sdist"))
+
+
+def test_the_sdist_has_what_it_takes_and_nothing_else(sdist):
+    with tarfile.open(sdist) as tar:
+        [top] = {name.partition("/")[0] for name in tar.getnames()}
+        found = {member.name.removeprefix(f"{top}/") for member in tar if member.isfile()}
+    found = {name for name in found if not name.startswith("fastagg.egg-info/")} - {"PKG-INFO", "setup.cfg"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    expected = {name for name in listed if name.startswith(("csrc/", "fastagg/", "tests/")) and (ROOT / name).exists()}
+    assert found == {name for name in expected if not name.startswith(LEFT_OUT)} | TOP
+
+
+def build(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", out, source]
+    settings = {**os.environ, "FASTAGG_CUDA": "0", "FASTAGG_NATIVE": "", "CXX": "/bin/false", **environment}
+    return subprocess.run(list(map(str, command)), env=settings, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@pytest.mark.parametrize("missing", ["compiler", "cmake"])
+def test_without_native_code(sdist, tmp_path, missing):
+    source, out = wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out"
+    without = {"PATH": str(tmp_path)} if missing == "cmake" else {}
+    done = build(source, out, **without)
+    assert done.returncode == 0, done.stderr
+    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip().startswith("fastagg: ")]
+    [line] = [line for line in said if "native kernels were not built" in line]
+    assert ("cmake was not found" if missing == "cmake" else "`cmake -S` failed") in line
+    [wheel] = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        assert not [name for name in files.namelist() if name.endswith(".so")]
+        files.extractall(tmp_path / "installed")
+    code = f"""{ALONE}
+import warnings, torch, fastagg
+assert fastagg.__file__.startswith({str(tmp_path)!r})
+g, clients = {{"a.weight": torch.zeros(5)}}, [{{"a.weight": torch.full((5,), float(k))}} for k in range(3)]
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    new = fastagg.fedavg(g, clients, [1, 1, 2])
+[said] = [str(w.message) for w in said if "fastagg" in str(w.message)]
+assert "the much slower reference serves tensors on cpu (cpu: fastagg was installed without its native code" in said
+assert torch.equal(new["a.weight"], torch.full((5,), 1.25))
+from fastagg.cli import main
+assert main(["info"]) == 0
+"""
+    used = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+    )  # fmt: skip
+    assert used.returncode == 0, used.stderr
+    assert "not available: fastagg was installed without its native code" in used.stdout
+    assert "fastagg: the much slower" not in used.stderr  # info has said it
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@pytest.mark.parametrize("asked", ["FASTAGG_NATIVE", "FASTAGG_CUDA"])
+def test_who_asks_for_native_code_gets_it_or_an_error(sdist, tmp_path, asked):
+    done = build(wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out", **{asked: "1"})
+    assert done.returncode != 0
+    assert f"{asked}=1, but the native kernels were not built: `cmake -S` failed" in done.stdout + done.stderr
