@@ -127,8 +127,8 @@ def read_saved(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
 def _check_format(path: str | os.PathLike, number: int) -> None:
     if number > FORMAT:
         raise NewerFormat(
-            f"{path} has format {number}, and fastagg {version('fastagg')} reads formats up to {FORMAT}: a newer fastagg "
-            "wrote it. Install that version or a later one; the file is as it was"
+            f"{path} has format {number}, and fastagg {version('fastagg')} reads formats up to {FORMAT}: a newer "
+            "fastagg wrote it. Install that version or a later one; the file is as it was"
         )
     if number < 1:
         raise ValueError(f"it says that its format is {number}")

@@ -1,10 +1,10 @@
-"""The files of tests/saved: a state of every method that has one, and a run of the simulator, in every format there was.
+"""The files of tests/saved: a state of every method that has one, and a run of the simulator, in every format so far.
 
 PYTHONPATH=.:tests python -m helpers.saved_states     adds what is not there yet of today's format
 
-A file that is there is never written again: it is what a released version wrote. If a state changes, the format's number
-grows (fastagg/_engine/saved.py), this command makes a new folder, and the older folders stay for as long as the policy
-in CONTRIBUTING.md says.
+A file that is there is never written again: it is what a released version wrote. If a state changes, the format's
+number grows (fastagg/_engine/saved.py), this command makes a new folder, and the older folders stay for as long as the
+policy in CONTRIBUTING.md says.
 """
 
 from __future__ import annotations
