@@ -8,7 +8,8 @@
 #              tables and plots in benchmarks/results, under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
-# make lint    ruff, clang-format, the type checker, and what may import what
+# make lint    ruff, clang-format, the type checker, what may import what, GitHub's files; lint-quick: what takes seconds
+# make release-check TAG=v0.1.0   is the version the same wherever it is written?
 # make stubs   writes fastagg/__init__.pyi, after a method or its options have changed
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
@@ -33,7 +34,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check stubs format clean
 
 # What is there already will do
 demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
@@ -80,12 +81,24 @@ bench-compare: $(VENV)/ready
 	$(BIN)/python -m benchmarks.compare --base $(BASE)
 
 # The type checker reads what the package imports: it needs the package's environment
-lint: $(VENV)/lint $(VENV)/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: lint-quick $(VENV)/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
+
+SCHEMA := $(BIN)/check-jsonschema -q --builtin-schema vendor.
+lint-quick: $(VENV)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(SCHEMA)github-workflows .github/workflows/*.yml
+	$(SCHEMA)github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline -q .
+
+release-check: $(VENV)/lint
+	$(BIN)/python -m tools.release "$(TAG)"
 
 stubs: $(VENV)/ready
 	$(BIN)/python -m tools.stubs
@@ -140,11 +153,10 @@ $(VENV)/bench: $(VENV)/ready
 	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	touch $@
 
-# basedpyright is pyright with all it needs in its wheel; tomli is read in the name of Python 3.10
-$(VENV)/lint: Makefile constraints.txt | $(BIN)/python
+$(VENV)/lint: lint-requirements.txt | $(BIN)/python
 	$(call step,linters: 20 s)
-	$(PIP) install ruff==0.17.4 clang-format==23.1.3 basedpyright==1.40.2 import-linter==2.16 tomli==2.5.0
-	touch $@
+	@$(PIP) install -r lint-requirements.txt
+	@touch $@
 
 $(VENV)/build: build-requirements.txt | $(BIN)/python
 	$(call step,build tools: 10 s)
