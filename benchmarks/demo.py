@@ -53,8 +53,8 @@ class Screen:
         path.write_text(self.copy.export_html(code_format=PAGE), encoding="utf-8")
 
 
-def main() -> int:
-    args = arguments()
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
     began = time.monotonic()
     screen = Screen()
     screen.title(
@@ -66,7 +66,7 @@ def main() -> int:
     from benchmarks import demo_nan, demo_speed, demo_training
 
     shutil.rmtree(args.out, ignore_errors=True)
-    table = demo_training.train(screen.console, args.out, args.seeds, args.rounds, args.seconds)
+    table = demo_training.train(screen.console, args.out, args.seeds, args.rounds, args.seconds, args.jobs)
     if table is None:
         print("stopped", file=sys.stderr)
         return 130
@@ -107,7 +107,7 @@ def next_steps(out: Path) -> list[tuple[str, str]]:
     ]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,9 +115,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="at most so many (default 3; fewer on a slow machine)")
     parser.add_argument("--rounds", type=int, default=30, help="of training (default 30)")
     parser.add_argument("--seconds", type=float, default=35, help="after which no seed is added (default 35)")
+    parser.add_argument("--jobs", type=int, help="trainings side by side (default: one for each core)")
     parser.add_argument("--model", default="resnet18", help="of the third part (default resnet18)")
     parser.add_argument("--clients", type=int, default=20, metavar="K", help="of the third part (default 20)")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

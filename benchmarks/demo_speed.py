@@ -53,7 +53,7 @@ def _until(seconds: float, bar: Progress, task: TaskID) -> Iterator[int]:
         spent = time.monotonic() - begun
         if made and spent * (made + 1) / made > seconds:
             break
-        bar.update(task, completed=max(made / MOST, min(1, spent / seconds)))
+        bar.update(task, completed=max(made / MOST, spent / seconds if made else 0))
         yield made
     bar.update(task, completed=1)
 
