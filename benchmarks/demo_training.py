@@ -26,7 +26,7 @@ from fastagg.sim.jobs import Job
 CLIENTS, BAD, ROUNDS = 20, 6, 30
 SHARED = {"data": "digits", "model": "mlp", "clients": CLIENTS, "alpha": 0.5, "epochs": 2}
 CONDITIONS = {
-    "all honest": {},
+    "all are honest": {},
     f"{BAD} have wrong labels": {"attack": "labels", "attackers": BAD / CLIENTS},
     f"{BAD} are hostile": {"attack": "min-max", "attackers": BAD / CLIENTS},
 }
@@ -40,6 +40,7 @@ GOOD_FOR = {
     "flame": "Leaves out updates of an unusual direction, and bounds lengths. Is told nothing. Slower at first.",
     "fltrust": "Trusts updates that agree with the server's own, from 100 clean samples, which it must have.",
 }
+ALIKE = 2.0  # points, up to which words call two methods as good as each other
 FAR = 10.0  # points below the best, which the table shows in red
 BARS = " ▁▂▃▄▅▆▇█"
 PERCENT = "\u00a0%"  # at which no line ends
@@ -183,13 +184,12 @@ def words(found: dict[Key, Cell], seeds: int) -> list[str]:
     """What the numbers say; nothing here is known beforehand"""
     score = {key: cell.accuracy or 0.0 for key, cell in found.items()}
     best = [max(METHODS, key=lambda m, c=c: score[c, m]) for c in CONDITIONS]
-    gains = {m: [f"{score[c, m] - score[c, 'fedavg']:+.1f}" for c in CONDITIONS] for m in METHODS if m != "fedavg"}
-    where = "; ".join(f"{condition}: {method}" for condition, method in zip(CONDITIONS, best, strict=True))
-    lines = [
-        f"The best one: {where}." + (" No method is best everywhere." if len({*best}) > 1 else ""),
-        f"Against fedavg, in points, where {' / '.join(CONDITIONS)}:  "
-        + ",  ".join(f"{method} {' / '.join(points)}" for method, points in gains.items()) + ".",
-    ]  # fmt: skip
+    where = "; ".join(f"{method} where {condition}" for condition, method in zip(CONDITIONS, best, strict=True))
+    lines = [f"The best: {where}." + (" No method is best everywhere." if len({*best}) > 1 else "")]
+    for method in METHODS:
+        gains = {c: score[c, method] - score[c, "fedavg"] for c in CONDITIONS}
+        said = ", ".join(f"{_compared(gain)} where {condition} ({gain:+.1f})" for condition, gain in gains.items())
+        lines += [f"{method}, against fedavg: {said}."] if method != "fedavg" else []
     widest = max(found.items(), key=lambda item: item[1].highest - item[1].lowest)
     (condition, method), cell = widest
     lines.append(
@@ -198,6 +198,10 @@ def words(found: dict[Key, Cell], seeds: int) -> list[str]:
         if seeds > 1 else "One seed: differences of a few points may be chance."
     )  # fmt: skip
     return lines
+
+
+def _compared(points: float) -> str:
+    return "as good" if abs(points) < ALIKE else "better" if points > 0 else "worse"
 
 
 def picture(todo: dict[tuple[Key, int], Job], path: Path) -> None:

@@ -57,11 +57,15 @@ def test_words_follow_the_numbers():
     cells[honest, "fedavg"] = Cell(90.0, 89.0, 91.0)
     cells[wrong, "flame"] = Cell(80.5, 70.0, 85.0)
     cells[hostile, "fedavg"] = Cell(None, 0.0, 0.0)
-    first, second, third = demo_training.words(cells, 3)
-    assert first.startswith(f"The best one: {honest}: fedavg; {wrong}: flame; {hostile}: fedawa.")
-    assert first.endswith("No method is best everywhere.")
-    assert "flame -40.0 / +30.5 / +50.0" in second
-    assert third == f"Means of 3 seeds, which differ most for flame where {wrong}: 70.0 to 85.0\u00a0%."
+    cells[wrong, "fedavg"] = Cell(51.9, 51.9, 51.9)
+    first, *others, last = demo_training.words(cells, 3)
+    assert first == (
+        f"The best: fedavg where {honest}; flame where {wrong}; fedawa where {hostile}. No method is best everywhere."
+    )
+    assert len(others) == len(METHODS) - 1
+    said = "worse where all are honest (-40.0), as good where 6 have wrong labels (-1.9), better where 6 are hostile"
+    assert f"fedawa, against fedavg: {said} (+50.0)." in others
+    assert last == f"Means of 3 seeds, which differ most for flame where {wrong}: 70.0 to 85.0\u00a0%."
     best = {key: Cell(95.0, 95.0, 95.0) if key[1] == "flame" else cell for key, cell in cells.items()}
     assert "everywhere" not in demo_training.words(best, 1)[0]
 
