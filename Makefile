@@ -95,7 +95,7 @@ lint-quick: $(VENV)/lint
 	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA)dependabot .github/dependabot.yml
 	$(SCHEMA)citation-file-format CITATION.cff
-	$(BIN)/zizmor --offline -q .
+	$(BIN)/zizmor --offline -q .github
 
 release-check: $(VENV)/lint
 	$(BIN)/python -m tools.release "$(TAG)"
