@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 100
+OUT = Path("runs/demo")
 # As rich fills it in: what is in the terminal, in its colours
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fastagg: what the demo showed</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -65,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     # now: torch takes seconds to import, and somebody is waiting
     from benchmarks import demo_nan, demo_speed, demo_training
 
-    shutil.rmtree(args.out, ignore_errors=True)
+    if args.out == OUT:
+        shutil.rmtree(OUT, ignore_errors=True)
     table = demo_training.train(screen.console, args.out, args.seeds, args.rounds, args.seconds, args.jobs)
     if table is None:
         print("stopped", file=sys.stderr)
@@ -111,14 +113,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for runs, picture and page")
+    parser.add_argument("--out", type=Path, default=OUT, help="new folder for runs, picture and page")
     parser.add_argument("--seeds", type=int, default=3, help="at most so many (default 3; fewer on a slow machine)")
     parser.add_argument("--rounds", type=int, default=30, help="of training (default 30)")
     parser.add_argument("--seconds", type=float, default=35, help="after which no seed is added (default 35)")
     parser.add_argument("--jobs", type=int, help="trainings side by side (default: one for each core)")
     parser.add_argument("--model", default="resnet18", help="of the third part (default resnet18)")
     parser.add_argument("--clients", type=int, default=20, metavar="K", help="of the third part (default 20)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.out != OUT and args.out.exists():
+        parser.error(f"{args.out} is there already; only {OUT} is made anew")
+    return args
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fastagg.sim.config import from_dict
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """The folder of a small one, in which time is up at once: the first seed is made nevertheless, and no other"""
-    out = tmp_path_factory.mktemp("demo")
+    out = tmp_path_factory.mktemp("demo") / "new"
     arguments = "--seeds 2 --rounds 2 --seconds 0 --jobs 1 --model resnet20 --clients 7"
     assert demo.main([*arguments.split(), "--out", str(out)]) == 0
     return out
@@ -37,6 +37,14 @@ def test_the_table_has_what_the_runs_came_to(out, text):
         expected = sorted(f"{100 * s['accuracy']:.1f}" for s in whole if s["method"] == method)
         assert sorted(re.findall(r"([0-9.]+)\s%", row)) == expected
     assert "One seed" in text
+
+
+def test_what_is_there_already_is_not_removed(tmp_path, capsys):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(SystemExit):
+        demo.main(["--out", str(tmp_path)])
+    assert "is there already" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_nan_is_shown_for_what_it_is(text):
