@@ -36,8 +36,13 @@ VARIANTS = {
 
 def cases() -> dict[str, tuple[str, dict]]:
     """Name of the file: method and options, of all that remember something after a round"""
-    every = {name: (name, OPTIONS[name]) for name in METHODS} | VARIANTS
-    return {name: case for name, case in every.items() if _remembers(*case)}
+    every = {name: case(name) for name in [*METHODS, *VARIANTS]}
+    return {name: found for name, found in every.items() if _remembers(*found)}
+
+
+def case(name: str) -> tuple[str, dict]:
+    """By the name of the file"""
+    return VARIANTS.get(name) or (name, OPTIONS[name])
 
 
 def _remembers(method: str, options: dict) -> bool:
