@@ -36,6 +36,7 @@ def compare(console: Console, model: str, K: int, seconds: float) -> tuple[Table
         contests[0].usual(global_sd, client_sds)  # PyTorch's own beginnings are not to count
         if ALL * measure.timed(lambda: contests[0].usual(global_sd, client_sds)) * K / FEW < seconds:
             client_sds += made
+        bar.update(bar.task_ids[0], visible=False)
         for c in bar.track(contests, description="do both give the same answer?"):
             ours = c.fastagg(global_sd, client_sds)
             theirs, used = measure.with_memory(lambda c=c: c.usual(global_sd, client_sds))
