@@ -1,5 +1,5 @@
-# make demo    federated training on embedded data, FedAvg against FedAWA, with a report to look at; then a round of 20
-#              ResNet-18s: fastagg against PyTorch
+# make demo    a minute and a half: five methods with honest, mistaken and hostile clients; a NaN; a round of 20
+#              ResNet-18s beside PyTorch
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
@@ -12,7 +12,8 @@
 #              tables and plots in benchmarks/results, under 15 minutes; make bench ONLY=fedawa measures a part
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
-# make lint    ruff, clang-format, the type checker, and what may import what
+# make lint    ruff, clang-format, the type checker, what may import what, GitHub's files; lint-quick: what takes seconds
+# make release-check TAG=v0.1.0   is the version the same wherever it is written?
 # make stubs   writes fastagg/__init__.pyi, after a method or its options have changed
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
@@ -20,6 +21,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -q --disable-pip-version-check
+# A line for each step of a set-up, and about how long it takes, since pip is quiet
+define step
+	@echo "set-up: $(1)"
+endef
 # Builds with what is in $(VENV): build-requirements.txt, and not whatever pip would fetch for the occasion
 BUILD := PATH="$(abspath $(BIN)):$$PATH" $(PIP)
 # CUDA for the GPU that is here (none: nvcc's oldest), where `pip install .` builds for every generation. Tests
@@ -36,12 +41,11 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check stubs format clean
 
-demo: $(VENV)/ready
-	rm -rf runs/demo
-	$(BIN)/fastagg sim --out runs/demo
-	$(BIN)/python -m benchmarks.demo
+# What is there already will do
+demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
+	@$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
@@ -106,12 +110,24 @@ bench-compare: $(VENV)/ready
 	$(BIN)/python -m benchmarks.compare --base $(BASE)
 
 # The type checker reads what the package imports: it needs the package's environment
-lint: $(VENV)/lint $(VENV)/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: lint-quick $(VENV)/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
+
+SCHEMA := $(BIN)/check-jsonschema -q --builtin-schema vendor.
+lint-quick: $(VENV)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(SCHEMA)github-workflows .github/workflows/*.yml
+	$(SCHEMA)github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline -q .github
+
+release-check: $(VENV)/lint
+	$(BIN)/python -m tools.release "$(TAG)"
 
 stubs: $(VENV)/ready
 	$(BIN)/python -m tools.stubs
@@ -125,36 +141,53 @@ clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(INTEGRATIONS:%=$(VENV)-%) build dist fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(call step,a Python environment in $(VENV): 5 s)
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch: constraints.txt | $(BIN)/python
+	$(call step,PyTorch: 1 min and more as it is 0.2 to 3 GB)
+	@$(PIP) install -c constraints.txt torch
+	@touch $@
+
+# No tests and no CUDA kernels, which the demo does not use: half the time of the whole
+$(VENV)/demo: $(SOURCES) $(VENV)/build $(VENV)/torch
+	$(call step,what the simulator needs and fastagg's native code: 1 to 2 min)
+	@FASTAGG_CUDA=0 $(BUILD) install --no-build-isolation -c constraints.txt -e ".[demo]"
+	@touch $@
 
 # Editable, so that a change of a .py file needs no step; a change of a native file builds again.
-$(VENV)/ready: $(SOURCES) $(VENV)/build
-	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[test,demo]"
-	touch $@
+$(VENV)/ready: $(SOURCES) $(VENV)/build $(VENV)/torch
+	$(call step,what tests need and fastagg's native code with CUDA if there is an nvcc: 2 to 5 min)
+	@$(BUILD) install --no-build-isolation -c constraints.txt -e ".[test,demo]"
+	@touch $@
 
 # The package as its users get it, built once, with the framework as its extra
 $(VENV)-flower/ready: WITH := flwr[simulation]==1.41.0
 $(VENV)-nvflare/ready: WITH := nvflare==2.9.0
 $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
+	$(call step,an environment with $(WITH): 1 to 3 min)
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
 	touch $@
 
 build/wheel/built: $(SOURCES) $(PACKAGE) $(VENV)/build
+	$(call step,a wheel of fastagg: 1 min)
 	rm -rf build/wheel build/lib.* build/bdist.*
 	FASTAGG_CUDA=0 $(BUILD) wheel --no-build-isolation --no-deps -w build/wheel .
 	touch $@
 
 $(VENV)/bench: $(VENV)/ready
+	$(call step,the frameworks to compare with: 1 to 3 min)
 	$(BUILD) install --no-build-isolation -c constraints.txt -e ".[bench]"
 	touch $@
 
-# basedpyright is pyright with all it needs in its wheel; tomli is read in the name of Python 3.10
-$(VENV)/lint: Makefile constraints.txt | $(BIN)/python
-	$(PIP) install ruff==0.17.4 clang-format==23.1.3 basedpyright==1.40.2 import-linter==2.16 tomli==2.5.0
-	touch $@
+$(VENV)/lint: lint-requirements.txt | $(BIN)/python
+	$(call step,linters: 20 s)
+	@$(PIP) install -r lint-requirements.txt
+	@touch $@
 
 $(VENV)/build: build-requirements.txt | $(BIN)/python
-	$(PIP) install --require-hashes --only-binary :all: -r build-requirements.txt
-	touch $@
+	$(call step,build tools: 10 s)
+	@$(PIP) install --require-hashes --only-binary :all: -r build-requirements.txt
+	@touch $@

@@ -1,103 +1,129 @@
-"""A round of 20 ResNet-18s, aggregated by fastagg and by the PyTorch code people have today.
+"""Does it matter how client models are aggregated, and what does it cost? A minute and a half, on two cores.
 
-python -m benchmarks.demo            # about a minute, under 4 GB
+1. Twenty clients train a model of handwritten digits together, by five methods: all honest; six with wrong labels; six
+   hostile. A table shows every method's accuracy as it trains.
+2. One client sends a NaN.
+3. A round of 20 ResNet-18s: time and memory, next to the usual PyTorch code.
+
+python -m benchmarks.demo            `make demo` sets it up and runs it. Under 4 GB of memory
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import shutil
 import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 
-import fastagg
-from benchmarks import measure, models
-from benchmarks.torch_code import CONTESTANTS
-
-NAMES = {
-    "fedavg": "FedAvg",
-    "fedawa": "FedAWA (paper)",
-    "fedawa_layerwise": "FedAWA-L (paper, per layer)",
-    "fedawa_released": "FedAWA (released)",
-}
-console = Console(width=None if sys.stdout.isatty() else 120)
-
-
-def progress() -> Progress:
-    columns = TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=console)
+WIDTH = 100
+OUT = Path("runs/demo")
+# As rich fills it in: what is in the terminal, in its colours
+PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>fastagg: what the demo showed</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body {{ margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif }}
+pre {{ font: 13px/1.3 ui-monospace, monospace; overflow-x: auto }} img {{ max-width: 100% }} {stylesheet}</style></head>
+<body><h1>What the demo showed</h1>
+<img src="accuracy.png" alt="accuracy by round, of every method in three conditions"><pre>{code}</pre></body></html>
+"""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=models.MODELS, default="resnet18")
-    parser.add_argument("--clients", type=int, default=20, metavar="K")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
-    args = parser.parse_args()
-    K = args.clients
-    torch.manual_seed(0)
-    global_sd = models.MODELS[args.model]()
-    with progress() as bar:
-        client_sds = list(bar.track(models.clients(global_sd, K), K, description="Making client models"))
-        contests = [CONTESTANTS[name] for name in NAMES]
-        for contest in bar.track(contests, description="Checking that the answers agree"):
-            contest.agree(contest.fastagg(global_sd, client_sds), contest.usual(global_sd, client_sds))
-        read = measure.read_once(client_sds)
-        former = fastagg.fedavg(global_sd, client_sds)
-        foreach = CONTESTANTS["fedavg"].best["torch._foreach_"]
-        jobs = {"read": read, "foreach": lambda: foreach(global_sd, client_sds)}
-        for c in contests:
-            jobs[c.name] = lambda c=c: c.fastagg(global_sd, client_sds)
-            jobs[c.name + " out"] = lambda c=c: c.fastagg(global_sd, client_sds, out=former)
-            jobs[c.name + " torch"] = lambda c=c: c.usual(global_sd, client_sds)
-        times = measure.interleaved(jobs, bar.track(range(args.rounds), description="Timing, in turns"))
-        memory = {
-            c.name: tuple(measure.peak_extra_memory(lambda f=f: f(global_sd, client_sds)) for f in (c.fastagg, c.usual))
-            for c in bar.track(contests, description="Measuring memory")
-        }
-    report(args.model, global_sd, K, contests, times, memory)
+class Screen:
+    """The terminal, and a copy for the page"""
+
+    def __init__(self) -> None:
+        self.console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+        self.copy = Console(file=io.StringIO(), record=True, width=WIDTH, highlight=False)
+
+    def say(self, *what: object) -> None:
+        for each in what:
+            self.console.print(each)
+            self.copy.print(each)
+
+    def title(self, text: str, below: str = "") -> None:
+        self.say("", Rule(text, align="left", style="dim"), *([below] if below else []), "")
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.copy.export_html(code_format=PAGE), encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    began = time.monotonic()
+    screen = Screen()
+    screen.title(
+        "1  Does it matter how client models are aggregated?",
+        f"Twenty clients with unequal data train one model of handwritten digits, for {args.rounds} rounds. Only the\n"
+        "aggregation differs: split, first model and batches are the same for every method.",
+    )
+    # now: torch takes seconds to import, and somebody is waiting
+    from benchmarks import demo_nan, demo_speed, demo_training
+
+    if args.out == OUT:
+        shutil.rmtree(OUT, ignore_errors=True)
+    table = demo_training.train(screen.console, args.out, args.seeds, args.rounds, args.seconds, args.jobs)
+    if table is None:
+        print("stopped", file=sys.stderr)
+        return 130
+    screen.say(table, Text("the last number: mean of the last five rounds, and of the seeds", style="dim"), "")
+    screen.say(listed(demo_training.GOOD_FOR.items()))
+    screen.title("2  One client sends a NaN")
+    screen.say(listed(demo_nan.lines()))
+    screen.title("3  What does it cost?", "The same answer by PyTorch code as people usually write it, timed in turns.")
+    speed, said = demo_speed.compare(screen.console, args.model, args.clients, args.seconds / 3)
+    screen.say(speed)
+    screen.title("What you have seen")
+    screen.say(listed([("-", line) for line in [*demo_training.words(table.cells, table.seeds), *said]]))
+    screen.write(args.out / "report.html")
+    screen.title("Next")
+    screen.say(listed(next_steps(args.out)), "", Text(f"{time.monotonic() - began:.0f} seconds", style="dim"))
     return 0
 
 
-def report(model, global_sd, K, contests, times, memory) -> None:
-    R = times["read"].median
-    D = sum(v.numel() for v in global_sd.values())
-    size = sum(v.numel() * v.element_size() for v in global_sd.values())
-    table = Table(
-        title=f"\n{K} clients x {model} ({D / 1e6:.1f} M values, {K * size / 1e9:.2f} GB)", title_style="bold"
+def listed(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names, and what there is to say of each"""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, what in rows:
+        grid.add_row(Text(name, no_wrap=True), Text(what))
+    return grid
+
+
+def next_steps(out: Path) -> list[tuple[str, str]]:
+    fastagg = Path(sys.executable).with_name("fastagg")
+    fastagg = fastagg.relative_to(Path.cwd()) if fastagg.is_relative_to(Path.cwd()) else fastagg
+    return [
+        ("look at", f"{out}/accuracy.png, the curves; {out}/report.html, all of this"),
+        ("type", f"{fastagg} compare fedavg fedawa flame --attack flip --attackers 0.2"),
+        ("", "another attack, with a report of weights, similarities and steps (a minute or two)"),
+        ("type", f"{fastagg} methods"),
+        ("read", "docs/robustness.md: every robust method under ten attacks, and which one we would use"),
+        ("", "docs/results.md: where adaptive weights help on unequal data, and where they do not"),
+        ("use it", "examples: in Flower, in NVFlare, in forty lines of PyTorch"),
+    ]
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    table.add_column("method")
-    for heading in ("fastagg", "reads of\nmemory", "with out=", "reads of\nmemory", "PyTorch", "reads of\nmemory"):
-        table.add_column(heading, justify="right")
-    table.add_column("faster", justify="right", style="bold green")
-    table.add_column("extra memory\nfastagg / PyTorch", justify="right")
-    for c in contests:
-        ours, reuse, theirs = (times[c.name + kind].median for kind in ("", " out", " torch"))
-        table.add_row(
-            NAMES[c.name], _ms(ours), f"{ours / R:.1f}", _ms(reuse), f"{reuse / R:.1f}", _ms(theirs),
-            f"{theirs / R:.0f}", f"{measure.faster(theirs, ours)} x", " / ".join(map(_mb, memory[c.name])),
-        )  # fmt: skip
-    console.print(table)
-    foreach = times["foreach"].median
-    console.print(
-        f"One read of the clients' memory takes {_ms(R)} here ({K * size / R / 1e9:.0f} GB/s, "
-        f"{torch.get_num_threads()} threads, {fastagg.info()['simd']}, {measure.cpu_name()}).\n"
-        f"FedAvg with torch._foreach_, the best PyTorch has for it, takes {_ms(foreach)} "
-        f"({foreach / R:.1f} reads).\n"
-        "Answers were checked against each other first. Medians; contestants take turns in one process.\n"
-        "Faster is PyTorch over fastagg, both with a new model as result; `make bench` measures it with more rounds."
-    )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2f} ms"
-
-
-def _mb(count: int | None) -> str:
-    return "?" if count is None else f"{count / 1e6:.0f} MB"
+    parser.add_argument("--out", type=Path, default=OUT, help="new folder for runs, picture and page")
+    parser.add_argument("--seeds", type=int, default=3, help="at most so many (default 3; fewer on a slow machine)")
+    parser.add_argument("--rounds", type=int, default=30, help="of training (default 30)")
+    parser.add_argument("--seconds", type=float, default=35, help="after which no seed is added (default 35)")
+    parser.add_argument("--jobs", type=int, help="trainings side by side (default: one for each core)")
+    parser.add_argument("--model", default="resnet18", help="of the third part (default resnet18)")
+    parser.add_argument("--clients", type=int, default=20, metavar="K", help="of the third part (default 20)")
+    args = parser.parse_args(argv)
+    if args.out != OUT and args.out.exists():
+        parser.error(f"{args.out} is there already; only {OUT} is made anew")
+    return args
 
 
 if __name__ == "__main__":

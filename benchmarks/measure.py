@@ -9,11 +9,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from fastagg import _cpu
 from fastagg._engine import table
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -29,12 +32,17 @@ class Times:
         return min(self.seconds)
 
 
-def interleaved(jobs: dict[str, Callable[[], object]], rounds: Iterable[int]) -> dict[str, Times]:
+def interleaved(
+    jobs: dict[str, Callable[[], object]], rounds: Iterable[int], warm: Iterable[str] | None = None
+) -> dict[str, Times]:
     """Runs every job once per round, after one unmeasured run each; in random order, for what ran before a job matters
-    to it: what is in the caches, and whether PyTorch's threads are still awake."""
+    to it: what is in the caches, and whether PyTorch's threads are still awake.
+
+    warm   the jobs that need the unmeasured run; default: all
+    """
     times = {name: Times() for name in jobs}
-    for job in jobs.values():
-        job()
+    for name in jobs if warm is None else warm:
+        jobs[name]()
     order = random.Random(0)
     for _ in rounds:
         for name in order.sample(list(jobs), len(jobs)):
@@ -92,16 +100,24 @@ def multiply_adds(global_sd: dict, K: int) -> Callable[[], object]:
 
 def peak_extra_memory(job: Callable[[], object]) -> int | None:
     """Bytes by which the resident set grew at most while the job ran; None where the system cannot tell."""
+    return with_memory(job)[1]
+
+
+def with_memory(job: Callable[[], T]) -> tuple[T, int | None]:
+    """The job's result, and its peak_extra_memory"""
     gc.collect()
+    before = _reset_peak()
+    result = job()
+    return result, None if before is None else max(_status("VmHWM") - before, 0)
+
+
+def _reset_peak() -> int | None:
+    """The resident set, from which on its high-water mark counts; None where the system cannot tell"""
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps for itself would hide what the job needs
         with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # resets the high-water mark
-        before = _status("VmRSS")
-        result = job()
-        peak = _status("VmHWM")
-        del result
-        return max(peak - before, 0)
+            file.write("5")
+        return _status("VmRSS")
     except (OSError, AttributeError):
         return None
 

@@ -2,6 +2,8 @@
 
 Tensors are stored as safetensors: eight bytes with the length of a JSON header, the header, the tensors' bytes. The
 safetensors library reads them. We write them ourselves because its writer does not let us choose where it writes.
+
+Every file says the number of its format. CONTRIBUTING.md says when that number grows, and what is promised.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,13 @@ DTYPES = {
 }  # fmt: skip
 # The entry of the metadata with the checksum, and what stands there while it is computed
 CHECKSUM, BLANK = "fastagg.sha256", "0" * 64
+# The number of the format, of the tree and of what methods and runs put into it. How the number and the checksum are
+# stored stays the same in all formats, so that any version can tell a newer file from a damaged one.
+FORMAT_KEY, FORMAT = "fastagg.format", 1
+
+
+class NewerFormat(InputError):
+    """A file that is whole, and that a newer version wrote"""
 
 
 def save(path: str | os.PathLike, tree: Any) -> None:
@@ -43,7 +53,7 @@ def prepare(path: str | os.PathLike, tree: Any, more: Mapping[str, str] | None =
     plain = _without_tensors(tree, tensors)
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # each begins at a multiple of its item
     parts = [(name, tensors[name].dtype, tensors[name].shape) for name in order]
-    start = header(parts, {**(more or {}), "fastagg": json.dumps(plain), CHECKSUM: BLANK})
+    start = header(parts, {**(more or {}), FORMAT_KEY: str(FORMAT), "fastagg": json.dumps(plain), CHECKSUM: BLANK})
     content = [bytes_of(tensors[name]) for name in order]
     checksum = _checksum(start, content)
     with prepared(Path(path)) as (new, file):
@@ -90,7 +100,8 @@ def header(
 
 
 def load(path: str | os.PathLike) -> Any:
-    """What save() was given. InputError where the file is not one of its, or damaged."""
+    """What save() was given, by this version or an older one. InputError where the file is not one of its, or damaged,
+    or of a newer format."""
     return read_saved(path)[0]
 
 
@@ -105,11 +116,22 @@ def read_saved(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
         start = raw[:end].replace(entry, _entry(BLANK))
         if entry not in raw[:end] or _checksum(start, [memoryview(raw)[end:]]) != metadata[CHECKSUM]:
             raise ValueError("its checksum does not match")
+        _check_format(path, int(metadata[FORMAT_KEY]))
         return _with_tensors(json.loads(metadata["fastagg"]), safetensors.torch.load(raw)), metadata
     except (FileNotFoundError, InputError):
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a file that fastagg saved, or is damaged: {error}") from error
+
+
+def _check_format(path: str | os.PathLike, number: int) -> None:
+    if number > FORMAT:
+        raise NewerFormat(
+            f"{path} has format {number}, and fastagg {version('fastagg')} reads formats up to {FORMAT}: a newer "
+            "fastagg wrote it. Install that version or a later one; the file is as it was"
+        )
+    if number < 1:
+        raise ValueError(f"it says that its format is {number}")
 
 
 def _without_tensors(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastagg._engine import atomic
-from fastagg._engine.saved import load, save
+from fastagg._engine.saved import NewerFormat, load, save
 from fastagg.sim import config
 from fastagg.sim.config import Config
 from fastagg.sim.report import read_metrics
@@ -63,6 +63,8 @@ class InFolder:
         """Continues a former run"""
         try:
             sim.load_state_dict(load(self._saved))
+        except NewerFormat:
+            raise  # nothing is wrong with the run
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else error
             raise ValueError(

@@ -1,0 +1,69 @@
+"""What GitHub, PyPI and those who cite read agrees with the project."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import release
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def test_one_version():
+    assert {*release.versions().values()} == {PROJECT["version"]}
+
+
+def test_a_tag_of_another_version_is_refused():
+    assert "pyproject.toml has version" in release.why_not("v99.0.0")
+
+
+def test_an_unreleased_section_is_refused(tmp_path, monkeypatch):
+    tag = f"v{PROJECT['version']}"
+    for name in ("pyproject.toml", "CITATION.cff"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    for date, problem in (("unreleased", "CHANGELOG.md says (unreleased)"), ("2030-01-01", "")):
+        (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {PROJECT['version']} ({date})\n\n- A line.\n")
+        assert release.why_not(tag).startswith(problem)
+        assert bool(release.why_not(tag)) == bool(problem)
+
+
+def test_one_address():
+    source = PROJECT["urls"]["Source"]
+    assert all(url.startswith(source) for url in PROJECT["urls"].values())
+    assert f"repository-code: {source}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def targets(workflow: Path) -> set[str]:
+    """What a workflow calls make with; a matrix stands for its entries"""
+    text = workflow.read_text()
+    named = re.findall(r"- run: make (\S+)", text)
+    entries = [entry for line in re.findall(r"^ +target: \[(.*)\]$", text, re.MULTILINE) for entry in line.split(", ")]
+    return {name for name in named if name != "${{"} | ({*entries} if "${{" in named else set())
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_there_are(workflow):
+    """make -n says what it would do, or that there is no rule"""
+    for target in targets(workflow):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"make {target}: {done.stderr}"
+
+
+def test_ci_calls_what_runs_locally():
+    calls = [line.split()[1:] for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("make ")]
+    local = {word for words in calls for word in words if not word.startswith("-")}
+    assert "test" in local
+    assert local <= targets(ROOT / ".github/workflows/ci.yml")
