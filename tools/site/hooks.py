@@ -33,7 +33,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     source = page.file.src_uri
-    return markdown if source in ELSEWHERE else _relinked(markdown, source, f"docs/{source}")
+    return _spaced(markdown if source in ELSEWHERE else _relinked(markdown, source, f"docs/{source}"))
+
+
+def _spaced(text: str) -> str:
+    """With an empty line before every list, which GitHub does not need and Python-Markdown does"""
+    lines, before, fenced = [], "", False
+    for line in text.splitlines():
+        fenced ^= line.lstrip().startswith("```")
+        begins = re.match(r"(- |\d+\. )", line) and before and not re.match(r"(- |\d+\. |\s)", before)
+        lines += ["", line] if begins and not fenced else [line]
+        before = line
+    return "\n".join(lines)
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
@@ -47,7 +58,8 @@ def _mathml(found: re.Match[str]) -> str:
     if unknown:
         raise ValueError(f"latex2mathml does not know {unknown[1]} in: {tex}")
     fences = r"<mi>(&#x0?(?:27E8|27E9|230A|230B|2308|2309);)</mi>"
-    return re.sub(fences, r'<mo stretchy="false">\1</mo>', math)
+    math = re.sub(fences, r'<mo stretchy="false">\1</mo>', math)
+    return math if found[1] == "span" else f'<div class="formula">{math}</div>'  # which scrolls on a narrow screen
 
 
 def _relinked(text: str, page: str, source: str) -> str:
