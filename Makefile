@@ -9,6 +9,8 @@
 # make bench-integrations   a round inside Flower and NVFlare, theirs against ours
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
 # make lint    ruff, clang-format, the type checker, and what may import what
+# make docs    the site, from docs and the docstrings, into site/; in an environment of its own, offline once that is there
+# make notebooks   runs docs/notebooks, and stores what they put out
 # make stubs   writes fastagg/__init__.pyi, after a method or its options have changed
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
@@ -29,7 +31,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint docs notebooks stubs format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -84,6 +86,13 @@ lint: $(VENV)/lint $(VENV)/ready
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
+docs: $(VENV)-docs/ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet
+	@echo "open site/index.html, or for its search: python3 -m http.server --directory site"
+
+notebooks: $(VENV)-flower/notebooks
+	$(VENV)-flower/bin/python -m tools.site.notebooks docs/notebooks/*.ipynb
+
 stubs: $(VENV)/ready
 	$(BIN)/python -m tools.stubs
 
@@ -93,7 +102,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS:%=$(VENV)-%) build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(INTEGRATIONS:%=$(VENV)-%) build site fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -109,7 +118,19 @@ $(VENV)-nvflare/ready: WITH := nvflare==2.9.0
 $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
-	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
+	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn matplotlib
+	touch $@
+
+# ziamath is here for its font
+$(VENV)-docs/ready: Makefile
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 \
+	  mkdocstrings-python==2.0.11 ruff==0.17.4 latex2mathml==3.81.1 ziamath==0.13
+	touch $@
+
+$(VENV)-flower/notebooks: $(VENV)-flower/ready
+	$(VENV)-flower/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  "$$(echo build/wheel/fastagg-*.whl)[sim]" nbclient==0.11.0 ipykernel==7.4.0
 	touch $@
 
 build/wheel/built: $(SOURCES) $(wildcard fastagg/*.py fastagg/*.pyi fastagg/*/*.py fastagg/*/*/*.py) $(VENV)/build

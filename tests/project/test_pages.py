@@ -13,7 +13,13 @@ from helpers.pages import ROOT, blocks, run
 
 PAGES = [ROOT / "README.md", ROOT / "examples/nvflare/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 METHODS = ROOT / "docs/methods.md"
-MARKED = {"README.md": ["needs flwr"], "docs/gpu.md": ["not run"], "docs/integrations.md": ["needs flwr", "needs nvflare"]}
+MARKED = {
+    "README.md": ["needs flwr"],
+    "docs/gpu.md": ["not run"],
+    "docs/guides/flower.md": ["needs flwr", "needs flwr"],
+    "docs/guides/nvflare.md": ["needs nvflare"],
+    "docs/integrations.md": ["needs flwr", "needs nvflare"],
+}
 ELSEWHERE = {  # pages of the site whose blocks other tests run
     "CONTRIBUTING.md": "tests/project/test_recipe.py",
     "examples/flower/README.md": "tests/integrations/test_flower_app.py",
