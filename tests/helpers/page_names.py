@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg.extend import Cohort, GlobalAggregator
-from fastagg.sim import library
 
 IDS = ["hospital-3", "hospital-7", "hospital-9"]
 SIZES = [600, 150, 420]
@@ -55,10 +54,10 @@ def given() -> dict[str, Any]:
     model = Net()
     names = {
         "fastagg": fastagg, "torch": torch, "np": np, "dist": torch.distributed, "__name__": "page",
-        "model": model, "make_net": lambda: Net(), "global_sd": model.state_dict(), "client_sds": models[:3], "sizes": SIZES,
-        "ids": IDS, "client_ids": IDS, "g": model.state_dict(), "clients": models, "K": len(models),
+        "model": model, "make_net": lambda: Net(), "global_sd": model.state_dict(), "client_sds": models[:3],
+        "sizes": SIZES, "ids": IDS, "client_ids": IDS, "g": model.state_dict(), "clients": models, "K": len(models),
         "server_sd": trained(9), "proxy": [(x[:50], y[:50])], "x": x, "y": y, "test_x": test_x, "test_y": test_y,
-        "MyMethod": MyMethod, "weights": torch.full((3,), 1 / 3), "counts": torch.tensor([[5, 1, 0], [0, 3, 3], [2, 2, 2]]),
+        "MyMethod": MyMethod, "counts": torch.tensor([[5, 1, 0], [0, 3, 3], [2, 2, 2]]),
         "paths": [f"clients/{name}.safetensors" for name in IDS],
         "my_client_sds": models[:3], "my_ids": IDS, "my_sizes": SIZES, "group": True,
     }  # fmt: skip
@@ -76,6 +75,8 @@ def write_files(folder: Path) -> None:
 
 def few_rounds(monkeypatch) -> None:
     """What a page trains for a hundred rounds is trained for three"""
+    from fastagg.sim import library
+
     whole = library._config
 
     def config(values, own=None):

@@ -9,6 +9,7 @@ A block that cannot run everywhere says so in a comment before it:
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -16,9 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from fastagg import cli
-from fastagg.sim import command, config, recipe, reproduce
 
 try:
     import tomllib
@@ -50,7 +48,12 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Fenced blocks by their language; indented ones are commands"""
+    """Fenced blocks by their language; indented ones are commands. Of a notebook, its cells"""
+    if page.suffix == ".ipynb":
+        cells = json.loads(page.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        yield from (Block(page, 1, "python", each, None) for each in code)
+        return
     lines = page.read_text().splitlines()
     text, at = "", 0  # the last line before that is not empty
     while at < len(lines):
@@ -97,6 +100,9 @@ def commands(script: str) -> list[list[str]]:
 
 def _fastagg(arguments: list[str]) -> None:
     """What takes long is checked as far as it can be without work"""
+    from fastagg import cli
+    from fastagg.sim import command, recipe, reproduce
+
     what, rest = arguments[0], arguments[1:]
     if "--help" in rest:
         return
@@ -136,6 +142,8 @@ def _pip(arguments: list[str]) -> None:
 
 def _toml(code: str) -> None:
     """The options of a run, or a recipe"""
+    from fastagg.sim import config, recipe
+
     given = tomllib.loads(code)
     if "paper" in given:
         Path("recipe.toml").write_text(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.page_names import few_rounds, given, one_rank, write_files
 from helpers.pages import ROOT, blocks, run
 
 PAGES = [ROOT / "README.md", ROOT / "examples/nvflare/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 METHODS = ROOT / "docs/methods.md"
 MARKED = {
     "README.md": ["needs flwr"],
@@ -43,6 +45,28 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def test_notebook_runs(tmp_path, monkeypatch):
+    """docs/notebooks/flower.ipynb runs in Flower's environment"""
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install '.[sim]'").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+    names = {"__name__": "notebook"}
+    for cell in blocks(ROOT / "docs/notebooks/compare.ipynb"):
+        run(cell, names)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_as_they_ran(notebook):
+    """make notebooks"""
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) <= 10
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert notebook.stat().st_size < 200_000
 
 
 def test_what_is_not_run_is_known():

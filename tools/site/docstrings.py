@@ -1,4 +1,4 @@
-"""What griffe reads of fastagg, made fit for a page: docstrings as Markdown, and no option repeated for every method."""
+"""What griffe reads of fastagg, made fit for a page: docstrings as Markdown, shared options once and not 42 times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARED = "\n\nArguments of every method:\n\n"
 
 
 class Docstrings(griffe.Extension):
-    """Aligned lists become Markdown's. A method's function keeps its own options, and `**shared` stands for the others"""
+    """Aligned lists become Markdown's. A method's function keeps its own options; `**shared` stands for the others"""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
@@ -49,7 +49,8 @@ def _paragraph(text: str) -> str:
             found[-1] += " " + _escaped(line.strip())
         elif entry:
             column = entry.start(3)
-            found.append(("" if found and found[-1].startswith("- ") else "\n") + f"- `{entry[1]}`: {_escaped(entry[3])}")
+            first = "" if found and found[-1].startswith("- ") else "\n"
+            found.append(f"{first}- `{entry[1]}`: {_escaped(entry[3])}")
         else:
             found.append(("\n" if column else "") + _escaped(line))
             column = 0

@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: formulas, notebooks, pages that lie outside of docs, and links between all of these."""
+"""What MkDocs does not do by itself: formulas, notebooks, pages that lie outside of docs, and links between them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _spaced(text: str) -> str:
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    return MATH.sub(_mathml, html)
+    return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*/?>', r'<a href="\1">\g<0></a>', MATH.sub(_mathml, html))
 
 
 def _mathml(found: re.Match[str]) -> str:
