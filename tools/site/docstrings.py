@@ -58,4 +58,5 @@ def _paragraph(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"[*<\[\]|`]", lambda match: f"&#{ord(match[0])};", text)
+    """Markdown of plain text, but for code in backticks"""
+    return re.sub(r"`[^`]+`|[*<\[\]|`]", lambda m: m[0] if len(m[0]) > 1 else f"&#{ord(m[0])};", text)
