@@ -14,6 +14,8 @@
 # make bench-compare BASE=<commit>   is the working tree slower than that commit?
 # make lint    ruff, clang-format, the type checker, what may import what, GitHub's files; lint-quick: what takes seconds
 # make release-check TAG=v0.1.0   is the version the same wherever it is written?
+# make docs    the site, from docs and the docstrings, into site/; in an environment of its own, offline once that is there
+# make notebooks   runs docs/notebooks, and stores what they put out
 # make stubs   writes fastagg/__init__.pyi, after a method or its options have changed
 # Each sets itself up in .venv; PYTHON=python3.12 chooses the interpreter.
 
@@ -41,7 +43,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
 
 # What is there already will do
 demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
@@ -129,6 +131,13 @@ lint-quick: $(VENV)/lint
 release-check: $(VENV)/lint
 	$(BIN)/python -m tools.release "$(TAG)"
 
+docs: $(VENV)-docs/ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet
+	@echo "open site/index.html, or for its search: python3 -m http.server --directory site"
+
+notebooks: $(VENV)-flower/notebooks
+	$(VENV)-flower/bin/python -m tools.site.notebooks docs/notebooks/*.ipynb
+
 stubs: $(VENV)/ready
 	$(BIN)/python -m tools.stubs
 
@@ -138,7 +147,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(INTEGRATIONS:%=$(VENV)-%) build dist fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-docs $(INTEGRATIONS:%=$(VENV)-%) build dist site fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(call step,a Python environment in $(VENV): 5 s)
@@ -168,7 +177,19 @@ $(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
 	$(call step,an environment with $(WITH): 1 to 3 min)
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
-	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn
+	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn matplotlib
+	touch $@
+
+# ziamath is here for its font
+$(VENV)-docs/ready: Makefile
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 \
+	  mkdocstrings-python==2.0.11 ruff==0.17.4 latex2mathml==3.81.1 ziamath==0.13
+	touch $@
+
+$(VENV)-flower/notebooks: $(VENV)-flower/ready
+	$(VENV)-flower/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  "$$(echo build/wheel/fastagg-*.whl)[sim]" nbclient==0.11.0 ipykernel==7.4.0
 	touch $@
 
 build/wheel/built: $(SOURCES) $(PACKAGE) $(VENV)/build

@@ -114,9 +114,11 @@ def why_not_sent(todo: Todo) -> str:
     for own in {id(job.own): job.own for job in todo if job.own is not None}.values():
         for name, value in vars(own).items():
             try:
-                ForkingPickler.dumps(value if name != "data" else None)  # data are tensors
+                sent = bytes(ForkingPickler.dumps(value if name != "data" else None))  # data are tensors
             except Exception as error:  # whatever its class raises
                 return f"{name}={value!r} ({error})"
+            if b"__main__" in sent and not hasattr(sys.modules["__main__"], "__file__"):  # a file they would load
+                return f"{name}={value!r} (it is defined at a prompt)"
     return ""
 
 
@@ -215,9 +217,13 @@ def in_child(theirs: Connection) -> None:
 
 
 def listen(theirs: Connection, given: queue.SimpleQueue, busy: threading.Lock) -> None:
-    with suppress(EOFError, OSError):
+    try:
         while (job := theirs.recv()) is not None:
             given.put(job)
+    except (EOFError, OSError):
+        pass
+    except Exception as error:  # of an object that this process cannot have
+        theirs.send(("error", ValueError(f"other processes cannot have what a run is made of: {error}; pass jobs=1")))
     if busy.acquire(blocking=False):  # no run is being made, and none begins any more
         os._exit(0)
     _thread.interrupt_main()

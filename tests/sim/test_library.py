@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -201,6 +205,24 @@ def test_what_other_processes_cannot_have(digits):
     with pytest.raises(ValueError, match="jobs=2: other processes cannot have model="):
         fastagg.sim.compare(["fedavg"], jobs=2, **options)
     assert len(fastagg.sim.compare(["fedavg"], **options)) == 2  # one after the other
+
+
+def test_what_was_defined_at_a_prompt():
+    """As in a notebook, where it has a name that other processes can look up and do not have"""
+    code = """
+import torch, fastagg
+def make_net(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+def compare(**options):
+    return fastagg.sim.compare(["fedavg"], seeds=2, model=make_net, samples=300, clients=2, rounds=1, **options)
+print(len(compare()))
+try:
+    compare(jobs=2)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"2\njobs=2: other processes cannot have model=.* \(it is defined at a prompt\)", done.stdout)
 
 
 def test_frames(digits):
