@@ -78,8 +78,8 @@ def _load() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sim":
-        return import_module("fastagg.sim")
+    if name in ("sim", "lora"):
+        return import_module(f"fastagg.{name}")
     if name == "__all__" or not name.startswith("_"):
         _load()  # also when it was before: a method may have been registered since
         if name in globals():
