@@ -33,7 +33,7 @@ class Factors:
 
     @property
     def rank(self) -> int:
-        return len(self.A)
+        return self.A.shape[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +138,14 @@ def chunks(
             x[:r] = center[:, piece]
         at = r
         for rows, ratio, width in zip(clients, ratios, widths, strict=True):
-            into = x[at : at + width]
-            into[: len(rows)] = rows[:, piece]
-            if ratio != 1:
-                into[: len(rows)] *= ratio
-            into[len(rows) :] = 0
-            into[:r] -= x[:r]
+            into, rank = x[at : at + width], rows.shape[0]
+            if ratio == 1 and rank == r:  # as nearly always
+                torch.sub(rows[:, piece], x[:r], out=into)
+            else:
+                into[:rank] = rows[:, piece]
+                into[:rank] *= ratio
+                into[rank:] = 0
+                into[:r] -= x[:r]
             at += width
         yield piece, x
 

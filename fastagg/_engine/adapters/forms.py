@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fastagg._engine.adapters.factors import Core, Factors, combined
+from fastagg._engine.adapters.factors import Core, Factors
 from fastagg._engine.adapters.truncated import truncated
 from fastagg._engine.checks import check_choice, check_integer
 
@@ -55,19 +55,18 @@ def new_factors(
         A = torch.cat([like.A[:0], *(f.A.to(like.A.dtype) for f in factors)])
         B = [(f.B.double() * ratio).to(like.B.dtype) for f, ratio in zip(factors, ratios, strict=True)]
         return _rounded(A, torch.cat([like.B[:, :0], *B], 1), like)
+    B = _mean([f.B for f in factors], ratios, (len(like.B), rank), like.B)
     if form == "frozen_a":
-        return _rounded(like.A.clone(), _mean([f.B.T for f in factors], ratios, len(like.A), like.B.T).T, like)
-    A = _mean([f.A for f in factors], weights, rank, like.A)
-    B = _mean([f.B.T for f in factors], ratios, rank, like.B.T)
-    return _rounded(A, B.T, like)
+        return _rounded(like.A.clone(), B, like)
+    return _rounded(_mean([f.A for f in factors], weights, (rank, like.A.shape[1]), like.A), B, like)
 
 
-def _mean(rows: Sequence[Tensor], weights: Sequence[float], rank: int, like: Tensor) -> Tensor:
-    """sum_k weights_k rows_k, of which some have fewer rows: [rank, n] float64"""
-    if not rows:
-        return torch.zeros(rank, like.shape[1], dtype=torch.float64, device=like.device)
-    pick = [torch.eye(rank, len(x), dtype=torch.float64) for x in rows]
-    return combined(rows, weights, torch.cat(pick, 1))
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float], shape: tuple[int, int], like: Tensor) -> Tensor:
+    """sum_k weights_k tensors_k in float64; tensors of a smaller rank are filled up with zeros"""
+    total = torch.zeros(shape, dtype=torch.float64, device=like.device)
+    for tensor, weight in zip(tensors, weights, strict=True):
+        total[: tensor.shape[0], : tensor.shape[1]].add_(tensor, alpha=weight)
+    return total
 
 
 def _rounded(A: Tensor, B: Tensor, like: Factors, left: float = 0.0) -> New | None:
