@@ -6,7 +6,7 @@ A method sees their Gram, as of models. Plain tensors take the usual way; a modu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -52,13 +52,18 @@ class AdapterResult(Result):
 class InAdapters:
     """form, rank   what new factors are made: see forms.py
     scaling         of adapters without a config
+    progress        what is being done, bytes of the clients read so far, bytes in all
     """
 
     pass_cost = math.inf  # a product of the Gram with a vector costs what the whole Gram does
 
-    def __init__(self, form: forms.Form, rank: int | None, scaling: peft.Scaling) -> None:
+    def __init__(
+        self, form: forms.Form = "rank", rank: int | None = None, scaling: peft.Scaling = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:  # fmt: skip
         forms.check(form, rank)
-        self.form, self.rank, self.scaling = form, rank, scaling
+        self.form, self.rank, self.scaling, self.progress = form, rank, scaling, progress
+        self.passes = self.bytes_read = 0
         self._cores: dict[str, Core] = {}  # of the last Gram
         self._read = False  # all clients have been, and are finite
         self._plain = InMemory()
@@ -79,14 +84,14 @@ class InAdapters:
         layout, n = table.layout, len(table.names)
         matrix = torch.zeros(len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64)
         used = [t for t in range(n) if layout.gram_layer[t] >= 0]
-        room = KEPT * sum(f.A.nbytes + f.B.nbytes for client in table.clients for f in _factors(client, n))
+        room, said = KEPT * table.bytes, self._reading("Gram", table)
         self._cores = {}
 
         def one(t: int) -> tuple[Core | None, torch.Tensor]:
             core = core_of(table.global_model[t], [client[t] for client in table.clients])  # type: ignore[arg-type]
             return core if core.bytes * len(used) <= room else None, core.gram()
 
-        for t, (core, products) in zip(used, side_by_side(one, used, table.device), strict=True):
+        for t, (core, products) in zip(used, side_by_side(one, used, table.device, said), strict=True):
             matrix[layout.gram_layer[t] if layerwise else 0] += products
             if core is not None:
                 self._cores[layout.keys[t]] = core
@@ -108,7 +113,10 @@ class InAdapters:
             plain = _with_center(table) if table.K > blame.K else table.plain
             results = self._plain.mix(plain, weights, row[n:], None, blame.plain)
         some = [(m, t) for m in range(models) for t in range(n)]
-        made = side_by_side(lambda at: self._new(table, at[1], weights[row[at[1]], at[0]]), some, table.device)
+        made = side_by_side(
+            lambda at: self._new(table, at[1], weights[row[at[1]], at[0]]), some, table.device,
+            self._reading("new factors", table),
+        )  # fmt: skip
         lost = any(new is None for new in made)
         suspects = [k for k in range(blame.K) if lost or not (self._read or weights[..., k].any())]
         bad = [k for k in suspects if keys_not_finite(blame, blame.clients[k])]
@@ -143,6 +151,13 @@ class InAdapters:
 
     def deliver(self, result: Result | Results) -> None:
         pass
+
+    def _reading(self, what: str, table: AdapterTable) -> Callable[[int, int], None] | None:
+        self.passes, self.bytes_read = self.passes + 1, self.bytes_read + table.bytes
+        if self.progress is None:
+            return None
+        progress = self.progress
+        return lambda done, of: progress(what, table.bytes * done // of, table.bytes)
 
     def _new(self, table: AdapterTable, t: int, weights: np.ndarray) -> forms.New | None:
         """The new factors of a module; None if they are not finite"""
@@ -185,10 +200,6 @@ def keys_not_finite(table: Table, model: Sequence[Any]) -> list[str]:
             found += [key for key, x in ((names.A, f.A), (names.B, f.B)) if nonfinite.not_finite_in([x], [0])]
     plain = [t for t in range(n, table.T) if model[t] is not None]
     return found + [table.layout.keys[t] for t in nonfinite.not_finite_in(model, plain)]
-
-
-def _factors(model: Sequence[Any], n: int) -> list[Factors]:
-    return [f for f in model[:n] if f is not None]
 
 
 def _with_center(table: AdapterTable) -> Table:

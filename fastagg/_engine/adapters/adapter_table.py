@@ -43,6 +43,12 @@ class AdapterTable(Table):
         return [key.removesuffix(ENDING) for key in self.layout.keys[: len(self.names)]]
 
     @property
+    def bytes(self) -> int:
+        """Of the clients"""
+        factors = (f for client in self.clients for f in client[: len(self.names)] if isinstance(f, Factors))
+        return sum(f.A.nbytes + f.B.nbytes for f in factors) + int(self.layout.bytes[len(self.names) :].sum()) * self.K
+
+    @property
     def plain(self) -> Table:
         """The plain tensors alone"""
         layout, some = self.layout, slice(len(self.names), None)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from fastagg._engine import atomic, saved
+from fastagg._engine.adapters.peft import KEY
 from fastagg._engine.checks import InputError
-from fastagg._engine.files.mapped import open_model
-from fastagg._engine.regular import open_regular
+from fastagg._engine.files.mapped import MappedModel, open_model
+from fastagg._engine.files.target import ADAPTER, ADAPTER_CONFIG, adapter_config
 from fastagg._engine.table import as_tensor
 
-MODEL, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-LONGEST = 10_000_000  # bytes of a config
+MODEL = f"{ADAPTER}.safetensors"
 
 
 class Adapter(dict):
@@ -34,26 +34,31 @@ def load(path: str | os.PathLike) -> Adapter:
     the file must not be changed while they are used."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a {type(path).__name__} is no adapter: expected a state dict, or its folder")
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    model = open_model(folder / MODEL if Path(path).is_dir() else path)
-    config = folder / CONFIG
-    if not config.exists():
-        raise InputError(f"{folder} has no {CONFIG}, which says how the adapter is scaled")
+    return with_config(open_model(path))
+
+
+def with_config(model: MappedModel) -> Adapter:
+    config = model.path.with_name(ADAPTER_CONFIG)
+    if not os.path.lexists(config):
+        raise InputError(f"{model.path} has no {ADAPTER_CONFIG} beside it, which says how the adapter is scaled")
     return Adapter(model.tensors, read_config(config))
+
+
+def is_adapter(model: MappedModel) -> bool:
+    """Whether a model has the factors of a LoRA adapter, and a config beside it that says so"""
+    if not any(KEY.fullmatch(key) for key in model.tensors):
+        return False
+    try:
+        return with_config(model).config["peft_type"] == "LORA"
+    except (InputError, KeyError):
+        return False
 
 
 def read_config(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            text = file.read(LONGEST + 1)
-        content = json.loads(text)
+        return json.loads(adapter_config(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object")
-    return content
 
 
 def save(adapter: Mapping[str, Any], folder: str | os.PathLike, config: Any = None) -> Path:
@@ -64,24 +69,18 @@ def save(adapter: Mapping[str, Any], folder: str | os.PathLike, config: Any = No
         raise InputError("the adapter has no config: pass config=, a dict like adapter_config.json's or a LoraConfig")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    new = prepare_model(adapter, folder, {})
-    atomic.write_json(folder / CONFIG, plain_config(config))
+    tensors = {key: as_tensor(value, "the adapter", key).detach().cpu().contiguous() for key, value in adapter.items()}
+    order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
+    with atomic.prepared(folder / MODEL) as (new, file):
+        file.write(saved.header([(key, tensors[key].dtype, tensors[key].shape) for key in order], {"format": "pt"}))
+        for key in order:
+            file.write(tensors[key].view(-1).view(torch.uint8).numpy().data)
+    atomic.write(folder / ADAPTER_CONFIG, as_json(config))
     atomic.put(new)
     return folder / MODEL
 
 
-def prepare_model(adapter: Mapping[str, Any], folder: Path, metadata: Mapping[str, str]) -> atomic.Temporary:
-    """The file of the tensors, complete on the disk, and not yet in its place"""
-    tensors = {key: as_tensor(value, "the adapter", key).detach().cpu().contiguous() for key, value in adapter.items()}
-    order = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
-    parts = [(key, tensors[key].dtype, tensors[key].shape) for key in order]
-    with atomic.prepared(folder / MODEL) as (new, file):
-        file.write(saved.header(parts, {"format": "pt", **metadata}))
-        for key in order:
-            file.write(tensors[key].view(-1).view(torch.uint8).numpy().data)
-    return new
-
-
-def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON has it: a LoraConfig has sets"""
-    return {key: sorted(value) if isinstance(value, set | frozenset) else value for key, value in config.items()}
+def as_json(config: Mapping[str, Any]) -> str:
+    """A LoraConfig has sets"""
+    plain = {key: sorted(value) if isinstance(value, set | frozenset) else value for key, value in config.items()}
+    return json.dumps(plain, indent=1, default=str) + "\n"
