@@ -2,6 +2,7 @@
 #              ResNet-18s: fastagg against PyTorch
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
+# make test-peft   adapters that PEFT makes, saves and loads, in an environment of its own
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory, and the simulator against a PyTorch loop:
@@ -29,7 +30,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
+.PHONY: demo test test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint stubs format clean
 
 demo: $(VENV)/ready
 	rm -rf runs/demo
@@ -42,6 +43,9 @@ test: $(VENV)/ready
 test-integrations: $(INTEGRATIONS:%=test-%) test-byzfl
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
+
+test-peft: $(VENV)-peft/ready
+	$(VENV)-peft/bin/pytest -m integration tests/integrations/test_peft.py
 
 # Its aggregators need no more than the tests do; all that the package asks for would bring torchvision
 test-byzfl: $(VENV)/ready build/byzfl
@@ -93,7 +97,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS:%=$(VENV)-%) build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS:%=$(VENV)-%) $(VENV)-peft build fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -106,7 +110,8 @@ $(VENV)/ready: $(SOURCES) $(VENV)/build
 # The package as its users get it, built once, with the framework as its extra
 $(VENV)-flower/ready: WITH := flwr[simulation]==1.41.0
 $(VENV)-nvflare/ready: WITH := nvflare==2.9.0
-$(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
+$(VENV)-peft/ready: WITH := peft==0.21.2
+$(INTEGRATIONS:%=$(VENV)-%/ready) $(VENV)-peft/ready: $(VENV)-%/ready: build/wheel/built
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
 	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn

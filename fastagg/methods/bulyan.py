@@ -58,7 +58,7 @@ class Bulyan(GlobalAggregator):
         return ("gram", "ranks")
 
     def why_not_on_adapters(self) -> str:
-        return "it takes the mean of each element's values, and the elements of an adapter's update B A are never formed"
+        return "it takes means of the values of each element, and those of an adapter's update B A are never formed"
 
     def weigh(self, cohort: Cohort) -> Weights:
         K, f = cohort.K, self.f

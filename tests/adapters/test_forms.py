@@ -133,7 +133,8 @@ def test_separate_fills_up_smaller_ranks():
     for key, value in clients[0].items():
         padded[key] = torch.zeros_like(clients[1][key])
         padded[key][tuple(map(slice, value.shape))] = value
-    found, expected = fedavg(None, clients, form="separate", scaling=1.0), fedavg(None, [padded, clients[1]], form="separate")
+    found = fedavg(None, clients, form="separate", scaling=1.0)
+    expected = fedavg(None, [padded, clients[1]], form="separate")
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-7)
 
@@ -146,7 +147,8 @@ def test_scalings_of_clients_count(form):
     if form != "separate":
         each = [dense(sd, alpha / r) for sd, r in zip(clients, ranks, strict=True)]
         expected = {m: sum(n / 6 * sd[m] for n, sd in zip((1, 2, 3), each, strict=True)) for m in each[0]}
-        exact = fedavg(None, clients, form=form, scaling=lambda r: alpha / r, **({"rank": 14} if form == "rank" else {}))
+        whole = {"rank": 14} if form == "rank" else {}
+        exact = fedavg(None, clients, form=form, scaling=lambda r: alpha / r, **whole)
         assert apart(dense(exact, exact.scaling), expected) < 1e-6
     assert set(result.scaling.values()) == {2.0}  # of the largest rank
 

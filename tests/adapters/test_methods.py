@@ -54,9 +54,7 @@ def test_weights_are_those_of_the_dense_updates(name):
     a, b = (fastagg.aggregator(name, **options) for _ in range(2))
     for seed in range(3):
         g, clients = cohort(7, dtype=torch.float64, seed=20 * seed, plain=["head.weight"], scale=0.3)
-        found = fastagg.lora.aggregate(
-            g, clients, SIZES, method=a, form="exact", client_ids=IDS, **inputs_of(name)
-        )
+        found = fastagg.lora.aggregate(g, clients, SIZES, method=a, form="exact", client_ids=IDS, **inputs_of(name))
         expected = b.aggregate(as_models(g), [as_models(sd) for sd in clients], SIZES, IDS, **inputs_of(name))
         several = isinstance(expected, list)
         theirs, ours = (getattr(r, "mixing" if several else "weights") for r in (expected, found))

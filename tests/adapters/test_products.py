@@ -7,7 +7,7 @@ import torch
 
 import fastagg
 from fastagg._engine.adapters.factors import CHUNK, Factors, core_of
-from helpers.adapters import SHAPES, adapter, cohort, dense, dense_gram, relative
+from helpers.adapters import SHAPES, adapter, cohort, dense, dense_gram, flat, relative
 
 
 def gram_of(g, clients, **more):
@@ -61,7 +61,7 @@ def test_ranks_may_differ(ranks):
 
 
 def _scaled_gram(adapters, ranks, alpha):
-    rows = [torch.cat([x.reshape(-1) for _, x in sorted(dense(sd, alpha / r).items())]) for sd, r in zip(adapters, ranks)]
+    rows = [flat(dense(sd, alpha / r)) for sd, r in zip(adapters, ranks, strict=True)]
     rows = torch.stack([rows[0], *(row - rows[0] for row in rows[1:])])
     return rows @ rows.T
 

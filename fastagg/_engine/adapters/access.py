@@ -62,7 +62,8 @@ class InAdapters:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:  # fmt: skip
         forms.check(form, rank)
-        self.form, self.rank, self.scaling, self.progress = form, rank, scaling, progress
+        self.form: forms.Form = form
+        self.rank, self.scaling, self.progress = rank, scaling, progress
         self.passes = self.bytes_read = 0
         self._cores: dict[str, Core] = {}  # of the last Gram
         self._read = False  # all clients have been, and are finite
@@ -80,7 +81,8 @@ class InAdapters:
     def any(self, flag: bool) -> bool:
         return flag
 
-    def gram(self, table: AdapterTable, layerwise: bool) -> Gram:
+    def gram(self, table: Table, layerwise: bool) -> Gram:
+        assert isinstance(table, AdapterTable)
         layout, n = table.layout, len(table.names)
         matrix = torch.zeros(len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64)
         used = [t for t in range(n) if layout.gram_layer[t] >= 0]
@@ -102,14 +104,14 @@ class InAdapters:
         self._read = True
         return gram
 
-    def mix(
-        self, table: AdapterTable, weights: np.ndarray, row: np.ndarray, out: Out, blame: AdapterTable
-    ) -> list[Result]:
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, blame: Table) -> list[Result]:
+        assert isinstance(table, AdapterTable)
+        assert isinstance(blame, AdapterTable)
         n, models = len(table.names), weights.shape[1]
         if out is not None:
             raise InputError("out: new factors have another form in each round, and are not written in place")
         results = [Result() for _ in range(models)]
-        if table.T > n:
+        if n < table.T:
             plain = _with_center(table) if table.K > blame.K else table.plain
             results = self._plain.mix(plain, weights, row[n:], None, blame.plain)
         some = [(m, t) for m in range(models) for t in range(n)]
@@ -126,7 +128,7 @@ class InAdapters:
         return [self._result(table, result, made[m * n : (m + 1) * n]) for m, result in enumerate(results)]
 
     def gram_mix(
-        self, table: AdapterTable, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
         return self.gram(table, layerwise), self.mix(table, weights, row, out, table)
 
@@ -134,16 +136,19 @@ class InAdapters:
         raise AssertionError  # pass_cost says that the Gram is always formed
 
     def ranked_means(
-        self, table: AdapterTable, means: np.ndarray, row: np.ndarray, out: Out = None, *,
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *,
         into: list[Result] | None = None, mixing: np.ndarray | None = None,
     ) -> list[Result]:  # fmt: skip
         """Of plain tensors"""
         if into is None:
             raise InputError(f"the method {NO_ELEMENTS}")
+        assert isinstance(table, AdapterTable)
         n = len(table.names)
-        return self._plain.ranked_means(table.plain, means, row[n:], into=into) if table.T > n else into
+        return self._plain.ranked_means(table.plain, means, row[n:], into=into) if n < table.T else into
 
-    def wide_updates(self, *given: Any) -> Any:
+    def wide_updates(
+        self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
+    ) -> dict[int, torch.Tensor]:
         raise InputError(f"the method {NO_ELEMENTS}")
 
     def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
@@ -167,10 +172,8 @@ class InAdapters:
             if f is not None and w:
                 weight[f] = weight.get(f, 0.0) + w
         factors, like = list(weight), table.like[t]
-        if self.form == "rank":
-            rank = self.rank or like.rank
-        else:
-            rank = max([f.rank for f in factors], default=like.rank)
+        largest = max([f.rank for f in factors], default=like.rank)
+        rank = self.rank or like.rank if self.form == "rank" else largest
         core = self._cores.get(table.layout.keys[t])
         return forms.new_factors(self.form, factors, list(weight.values()), like, rank, core)
 
@@ -178,7 +181,7 @@ class InAdapters:
         result, new = AdapterResult(), {}
         for module, names, one in zip(table.modules, table.names, made, strict=True):
             if one is None:
-                raise InputError(f"the result: module {module!r} is too large for its dtype, though all clients are finite")
+                raise InputError(f"the result: module {module!r} is too large for its dtype, though clients are finite")
             result[names.A] = names.for_caller(one.A.reshape(-1, *names.shape_A))
             result[names.B] = names.for_caller(one.B.reshape(*one.B.shape, *names.shape_B))
             new[module] = one
@@ -206,7 +209,7 @@ def _with_center(table: AdapterTable) -> Table:
     plain = table.plain
     if plain.center is None or any(x is None for client in plain.clients for x in client):
         raise InputError(
-            f"the adapters have tensors besides factors, such as {plain.layout.keys[0]!r}: pass the global adapter with "
-            "those that the clients started from"
+            f"the adapters have tensors besides factors, such as {plain.layout.keys[0]!r}: pass the global adapter, "
+            "with those that the clients started from"
         )
     return plain

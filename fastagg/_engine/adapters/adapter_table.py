@@ -101,8 +101,8 @@ def build(
         hints=any(isinstance(p, Mapping) and bool(p) for p in plain),
     )  # fmt: skip
     clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
-    return _with_modules(table, sorted(m for m in dims if any(m in p.factors for p in (center, *clients))), dims, center,
-                         clients, tables.parameter_names(params), layers)  # fmt: skip
+    modules = sorted(m for m in dims if any(m in p.factors for p in (center, *clients)))
+    return _with_modules(table, modules, dims, center, clients, tables.parameter_names(params), layers)
 
 
 def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
@@ -139,8 +139,8 @@ def _check_scalings(given: Sequence[tuple[Parsed, Any]]) -> None:
     ranks = {f.rank for p, sd in given if getattr(sd, "config", None) is None for f in p.factors.values()}
     if len(ranks) > 1 or (ranks and any(getattr(sd, "config", None) is not None for _, sd in given)):
         raise InputError(
-            f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is scaled: "
-            "pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"
+            f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is "
+            "scaled: pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"
         )
 
 

@@ -107,9 +107,7 @@ def core_of(center: Factors | None, clients: Sequence[Factors | None]) -> Core:
     some = [f or none for f, width in zip(clients, widths, strict=True) if width]
     wide = [width for width in widths if width]
     A = _products(None if center is None else center.A, [f.A for f in some], [1.0] * len(some), wide)
-    B = _products(
-        None if center is None else center.B.T, [f.B.T for f in some], [f.scaling / unit for f in some], wide
-    )
+    B = _products(None if center is None else center.B.T, [f.B.T for f in some], [f.scaling / unit for f in some], wide)
     return Core(center, clients, widths, unit, A, B)
 
 

@@ -30,8 +30,8 @@ class Adapter(dict):
 
 
 def load(path: str | os.PathLike) -> Adapter:
-    """An adapter's folder, or the .safetensors file in it. The tensors look at the mapped file: nothing is read yet, and
-    the file must not be changed while they are used."""
+    """An adapter's folder, or the .safetensors file in it. The tensors look at the mapped file: nothing is read yet,
+    and the file must not be changed while they are used."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a {type(path).__name__} is no adapter: expected a state dict, or its folder")
     return with_config(open_model(path))
@@ -49,8 +49,8 @@ def is_adapter(model: MappedModel) -> bool:
     if not any(KEY.fullmatch(key) for key in model.tensors):
         return False
     try:
-        return with_config(model).config["peft_type"] == "LORA"
-    except (InputError, KeyError):
+        return (with_config(model).config or {}).get("peft_type") == "LORA"
+    except InputError:
         return False
 
 

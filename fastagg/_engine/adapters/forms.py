@@ -4,6 +4,8 @@
     "exact"      all factors beside each other (FLoRA): the sum itself, of the sum of all ranks, to be merged
     "frozen_a"   the mean of B, where all have the same A (FFA-LoRA): the sum itself
     "separate"   the means of A and of B (FedIT), which is not the sum; other ranks are filled up with zeros (HetLoRA)
+
+All of them are taken times a scaling, that of the adapter whose form the new one has.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ def _pair(
         raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
     rank = len(A)
     s = scaling_of(config, module, rank) if config is not None else _given(scaling, rank)
-    names = Names(pair["A"], pair["B"], tuple(A.shape[1:]), tuple(B.shape[2:]), not isinstance(adapter[pair["A"]], torch.Tensor))
+    as_numpy = not isinstance(adapter[pair["A"]], torch.Tensor)
+    names = Names(pair["A"], pair["B"], tuple(A.shape[1:]), tuple(B.shape[2:]), as_numpy)
     return Factors(A.detach().reshape(rank, -1), B.detach().reshape(-1, rank), s), names
 
 
@@ -159,7 +160,7 @@ def config_with(config: Mapping[str, Any], ranks: Mapping[str, int], scalings: M
         return dict(config)
     rs = bool(config.get("use_rslora"))
     alphas = {m: scalings[m] * (math.sqrt(r) if rs else r) for m, r in ranks.items()}
-    alphas = {m: int(round(a)) if math.isclose(a, round(a), rel_tol=1e-12) else a for m, a in alphas.items()}
+    alphas = {m: round(a) if math.isclose(a, round(a), rel_tol=1e-12) else a for m, a in alphas.items()}
     r, alpha = _usual(ranks.values()), _usual(alphas.values())
     return {
         **config,

@@ -28,9 +28,10 @@ def aggregate(
 
     global_adapter    the adapter that the clients started from, or None where they started from B = 0. If their
                       adapters have plain tensors too (modules_to_save, biases), methods need it for those.
-    client_adapters   K adapters. Each is a state dict as peft.get_peft_model_state_dict gives it, a fastagg.lora.Adapter
-                      (a state dict with its config), or the path of a folder with adapter_model.safetensors and
-                      adapter_config.json. Ranks may differ. A module that a client does not have did not move.
+    client_adapters   K adapters. Each is a state dict as peft.get_peft_model_state_dict gives it, a
+                      fastagg.lora.Adapter (a state dict with its config), or the path of a folder with
+                      adapter_model.safetensors and adapter_config.json. Ranks may differ. A module that a client does
+                      not have did not move.
     sizes, client_ids as for every method
     method            a method's name, with its options and round inputs as further arguments; or an aggregator, which
                       keeps its state from round to round. Methods that read elements or models are refused.
@@ -50,9 +51,7 @@ def aggregate(
     server, inputs = _server(method, options)
     access = InAdapters(form, rank, scaling)
     center = {} if global_adapter is None else load_if_path(global_adapter)
-    result, kept = rounds.run(
-        server, access, center, _opened(client_adapters, server.on_bad_client == "drop"), sizes, client_ids, None, inputs
-    )
+    result, kept = rounds.run(server, access, center, _opened(client_adapters), sizes, client_ids, None, inputs)
     server.commit(kept)
     return result
 
@@ -61,12 +60,12 @@ def load_if_path(adapter: Any) -> Any:
     return adapter if isinstance(adapter, Mapping) else load(adapter)
 
 
-def _opened(adapters: Any, drops: bool) -> list[Any]:
+def _opened(adapters: Any) -> list[Any]:
     """The adapters, and the error in the place of one that cannot be read"""
     if isinstance(adapters, Mapping | str) or not hasattr(adapters, "__iter__"):
         raise InputError(f"client_adapters is a {type(adapters).__name__}; expected a sequence of adapters")
     found: list[Any] = []
-    for k, adapter in enumerate(adapters):
+    for adapter in adapters:
         try:
             found.append(load_if_path(adapter))
         except InputError as error:

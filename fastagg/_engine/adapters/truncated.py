@@ -31,7 +31,9 @@ class Truncated(NamedTuple):
     left: float
 
 
-def truncated(factors: Sequence[Factors], weights: Sequence[float], rank: int, known: Core | None = None) -> Truncated | None:
+def truncated(
+    factors: Sequence[Factors], weights: Sequence[float], rank: int, known: Core | None = None
+) -> Truncated | None:
     """sum_k weights_k scaling_k B_k A_k, of this rank; None if it is not finite.
 
     Where the sum has fewer components, B is filled up with columns of zeros, beside rows of A that may still learn:

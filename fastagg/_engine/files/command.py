@@ -30,16 +30,14 @@ ABOUT = """Aggregates models in safetensors files into a new model, without load
 
       One of many rounds: fedadam.state keeps what the method remembers, and the global model is replaced.
 
-A model is a .safetensors file, the index of a sharded model (model.safetensors.index.json), or a folder that contains
-one of these.
-
   fastagg aggregate --method fedawa --global round-3 clients/* -o round-4 --rank 16
 
-      LoRA adapters, as folders with adapter_model.safetensors and adapter_config.json. They are aggregated by their
-      updates B A, and may have different ranks; docs/lora.md explains --lora.
+      LoRA adapters: folders with adapter_model.safetensors and adapter_config.json. They are aggregated by their
+      updates B A, and may have different ranks. docs/lora.md explains --lora.
 
-Do not change a file while it is read. Exit codes: 0 success, 1 error
-in the files, 2 error in the command, 130 stopped by Ctrl-C.
+A model is a .safetensors file, the index of a sharded model (model.safetensors.index.json), or a folder that contains
+one of these. Do not change a file while it is read. Exit codes: 0 success, 1 error in the files, 2 error in the
+command, 130 stopped by Ctrl-C.
 """
 
 
@@ -77,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--lora", choices=("rank", "exact", "frozen_a", "separate"),
         help="what a new LoRA adapter is made of the weighted sum of the updates B A: its best factors of one rank "
-        "(the default), the sum itself, of the sum of all ranks, the mean of B where A is frozen, or the means of A and "
-        "of B",
+        "(the default), the sum itself, of the sum of all ranks, the mean of B where A is frozen, or the means of A "
+        "and of B",
     )  # fmt: skip
     p.add_argument(
         "--rank", type=int, metavar="R", help="rank of the new adapter (default: the global adapter's, or the largest)"

@@ -94,7 +94,9 @@ class Job:
         self.models = [open_client(path) for path in client_paths]
         given = [model for model in (self.center, *self.models) if isinstance(model, MappedModel)]
         wanted = lora is not None or rank is not None
-        self.form = lora or "rank" if wanted or any(map(folders.is_adapter, given)) else None  # None: no adapters
+        self.form: Form | None = None  # None: they are no adapters
+        if wanted or any(map(folders.is_adapter, given)):
+            self.form = lora or "rank"
         self.rank = rank
         if global_path is None and self.server.needs_global and self.form is None:
             raise InputError(f"{self.server.name} needs the global model")
@@ -255,9 +257,9 @@ class Job:
             "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],
             "tensors": table.T, "layers": len(table.layout.layers),
             "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients),
-            "passes": len(passes),
-            "slabs": [self._slabs(kind, table, written) if self.form is None else 1 for kind in passes], "models_written": written,
-            "shards": len(shards_of(parts_of(table), self.shard_size)) if self.form is None else 1, "out": str(self.target.path),
+            "passes": len(passes), "models_written": written, "out": str(self.target.path),
+            "slabs": [self._slabs(kind, table, written) if self.form is None else 1 for kind in passes],
+            "shards": len(shards_of(parts_of(table), self.shard_size)) if self.form is None else 1,
         }  # fmt: skip
 
     def _slabs(self, kind: Pass, table: Table, written: int) -> int:
@@ -281,7 +283,8 @@ class Job:
         if self.server.produces != "global":
             raise InputError(f"{self.server.name} gives several models; fastagg.lora.aggregate gives several adapters")
         if self.target.stems != [ADAPTER]:
-            raise InputError(f"{self.target.path}: name a folder, which gets {ADAPTER}.safetensors and {ADAPTER_CONFIG}")
+            named = f"{ADAPTER}.safetensors and {ADAPTER_CONFIG}"
+            raise InputError(f"{self.target.path}: name a folder, which gets {named}")
         if self.center is not None:
             folders.with_config(self.center)
         for k, model in enumerate(self.models):
