@@ -101,6 +101,15 @@ def test_state_report_and_plan(round_, tmp_path, capsys):
     assert json.loads((tmp_path / "report" / "report.json").read_text())["clients"] == ["c0", "c1", "c2"]
 
 
+def test_progress_and_what_was_read(round_, tmp_path):
+    center, paths, _, clients = round_
+    said = []
+    found = fastagg.aggregate_files("fedawa", center, paths, tmp_path / "new", progress=lambda *step: said.append(step))
+    size = sum(value.nbytes for sd in clients for value in sd.values())
+    assert [step for step in said if step[1] == step[2]] == [("Gram", size, size), ("new factors", size, size)]
+    assert (found.passes, found.bytes_read) == (2, 2 * size)
+
+
 def test_clients_that_cannot_be_read(round_, tmp_path, capsys):
     center, paths, *_ = round_
     (paths[1] / "adapter_config.json").unlink()

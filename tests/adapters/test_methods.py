@@ -147,5 +147,8 @@ def test_a_name_or_option_that_does_not_exist():
 
 
 def test_ranks_that_differ_need_a_scaling():
+    good = fastagg.lora.Adapter(adapter(4), {"lora_alpha": 8})
+    with pytest.raises(fastagg.InputError, match=r"rank 4 come without a config"):
+        fastagg.lora.aggregate(adapter(4), [good, good])  # whose scaling is 2
     with pytest.raises(fastagg.InputError, match=r"rank 4 and 8 come without a config.*scaling=lambda r: alpha / r"):
         fastagg.lora.aggregate(None, [adapter(4), adapter(8)])

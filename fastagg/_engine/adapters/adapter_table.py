@@ -93,7 +93,7 @@ def build(
         if isinstance(p, Parsed) and (fault := _fault(p, dims, shared if form == "frozen_a" else None)):
             parsed[k] = leave_out(k, InputError(fault))
     if scaling is None:
-        _check_scalings([(p, sd) for p, sd in zip(parsed, client_sds, strict=True) if isinstance(p, Parsed)])
+        _check_scalings([p for p in (center, *parsed) if isinstance(p, Parsed) and p.factors])
     plain = [{**center.plain, **p.plain} if isinstance(p, Parsed) else p for p in parsed]
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
@@ -134,10 +134,10 @@ def _fault(client: Parsed, dims: Dims, shared: Parsed | None) -> str:
     return ""
 
 
-def _check_scalings(given: Sequence[tuple[Parsed, Any]]) -> None:
+def _check_scalings(given: Sequence[Parsed]) -> None:
     """Of adapters without a config the scaling is not known: it makes no difference while all ranks are equal"""
-    ranks = {f.rank for p, sd in given if getattr(sd, "config", None) is None for f in p.factors.values()}
-    if len(ranks) > 1 or (ranks and any(getattr(sd, "config", None) is not None for _, sd in given)):
+    ranks = {f.rank for p in given if p.config is None for f in p.factors.values()}
+    if len(ranks) > 1 or (ranks and any(p.config is not None for p in given)):
         raise InputError(
             f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is "
             "scaled: pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"

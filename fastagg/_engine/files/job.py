@@ -183,7 +183,8 @@ class Job:
             with naming_files(self.models):
                 found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
             if isinstance(found, AdapterResult):
-                self._write(found, writing)
+                writing.write(found)
+                self.target.beside[ADAPTER_CONFIG] = folders.as_json(found.config or {}).encode()
             result = FileResult(self.server.name, self.ids)
             result.take_over(found)
             if report is not None and result.gram is None and g is not None:
@@ -292,17 +293,6 @@ class Job:
                 _ = None if isinstance(model, Unusable) else folders.with_config(model)
             except InputError as error:
                 self.models[k] = Unusable(model.path, model.name, error)
-
-    def _write(self, found: AdapterResult, writing: RoundFiles) -> None:
-        """Copies an adapter into files that are yet to take their place"""
-        layers = found.layers or ("", "")  # of which there are more than rows of weights
-        parts = [(key, tensor.dtype, tensor.shape) for key, tensor in found.items()]
-        [tensors] = writing.open([parts], layers, len(layers) if found.layers else 1)
-        for key, tensor in found.items():
-            tensors[key].copy_(tensor)
-        found.update(tensors)
-        assert found.config is not None
-        self.target.beside[ADAPTER_CONFIG] = folders.as_json(found.config).encode()
 
     def _metadata(self, weights: np.ndarray, layers: Sequence[str], dropped: Sequence[Any]) -> dict[str, str]:
         """What a new model's file says of it, after what the global model's says"""

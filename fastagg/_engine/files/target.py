@@ -166,6 +166,15 @@ class RoundFiles:
             self.writers.append(ModelWriter(name, parts, self.shard_size, room, target.mode))
         return [writer.tensors for writer in self.writers]
 
+    def write(self, found: Result) -> None:
+        """Opens files for a model that is in memory, and copies it"""
+        layers = found.layers or ("", "")  # of which there are more than rows of weights
+        parts = [(key, tensor.dtype, tensor.shape) for key, tensor in found.items()]
+        [tensors] = self.open([parts], layers, len(layers) if found.layers else 1)
+        for key, tensor in found.items():
+            tensors[key].copy_(tensor)
+        found.update(tensors)
+
     def place(self, found: Result | Results) -> dict[str, Path]:
         """All are on the disk before the first takes its place"""
         assert self.lock is not None  # there are writers
