@@ -28,6 +28,8 @@ Models stay where they are: in CPU or GPU tensors, in NumPy arrays, in files (ag
 (group=, distribute). fastagg does not flatten or stack them, and never modifies its inputs. If an input is wrong, an
 InputError names the client and the key.
 
+LoRA adapters are aggregated by their updates B A: fastagg.lora.aggregate (see help(fastagg.lora)).
+
 To write your own method, or to inspect a round:
 
     gram = fastagg.gram(global_sd, client_sds)              # one read of the clients; layerwise=True: per layer
