@@ -117,7 +117,7 @@ def test_pfllib_recipe(pfllib, method):
 
 
 def test_adapters_of_different_ranks_learn(tmp_path):
-    """examples/flower_lora without Flower, shorter than its plot: each way to aggregate adapters makes the model better"""
+    """examples/flower_lora without Flower, shorter than its plot: each way to aggregate makes the model better"""
     plot = tmp_path / "plot.svg"
     short = ["--rounds", "1", "--local-steps", "4", "--base-steps", "30", "--out", str(plot)]
     done = subprocess.run(
