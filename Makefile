@@ -2,6 +2,7 @@
 #              ResNet-18s beside PyTorch
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
+# make test-peft   adapters that PEFT makes, saves and loads, in an environment of its own
 # make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
 # make test-oldest, make test-newest   the wheel with the oldest versions that pyproject.toml allows, and with the newest
 #              there are (each downloads gigabytes: torch brings CUDA)
@@ -43,7 +44,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
 
 # What is there already will do
 demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
@@ -55,6 +56,9 @@ test: $(VENV)/ready
 test-integrations: $(INTEGRATIONS:%=test-%) test-byzfl
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
 	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
+
+test-peft: $(VENV)-peft/ready
+	$(VENV)-peft/bin/pytest -m integration tests/integrations/test_peft.py
 
 # Its aggregators need no more than the tests do; all that the package asks for would bring torchvision
 test-byzfl: $(VENV)/ready build/byzfl
@@ -147,7 +151,7 @@ format: $(VENV)/lint
 	$(BIN)/clang-format -i $(NATIVE)
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-docs $(INTEGRATIONS:%=$(VENV)-%) build dist site fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-docs $(INTEGRATIONS:%=$(VENV)-%) $(VENV)-peft build dist site fastagg/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(call step,a Python environment in $(VENV): 5 s)
@@ -173,7 +177,8 @@ $(VENV)/ready: $(SOURCES) $(VENV)/build $(VENV)/torch
 # The package as its users get it, built once, with the framework as its extra
 $(VENV)-flower/ready: WITH := flwr[simulation]==1.41.0
 $(VENV)-nvflare/ready: WITH := nvflare==2.9.0
-$(INTEGRATIONS:%=$(VENV)-%/ready): $(VENV)-%/ready: build/wheel/built
+$(VENV)-peft/ready: WITH := peft==0.21.2
+$(INTEGRATIONS:%=$(VENV)-%/ready) $(VENV)-peft/ready: $(VENV)-%/ready: build/wheel/built
 	$(call step,an environment with $(WITH): 1 to 3 min)
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \

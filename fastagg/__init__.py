@@ -28,6 +28,8 @@ Models stay where they are: in CPU or GPU tensors, in NumPy arrays, in files (ag
 (group=, distribute). fastagg does not flatten or stack them, and never modifies its inputs. If an input is wrong, an
 InputError names the client and the key.
 
+LoRA adapters are aggregated by their updates B A: fastagg.lora.aggregate (see help(fastagg.lora)).
+
 To write your own method, or to inspect a round:
 
     gram = fastagg.gram(global_sd, client_sds)              # one read of the clients; layerwise=True: per layer
@@ -78,8 +80,8 @@ def _load() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sim":
-        return import_module("fastagg.sim")
+    if name in ("sim", "lora"):
+        return import_module(f"fastagg.{name}")
     if name == "__all__" or not name.startswith("_"):
         _load()  # also when it was before: a method may have been registered since
         if name in globals():

@@ -5,6 +5,8 @@ from typing import Any, Literal, overload
 import numpy as np
 import torch
 
+from fastagg import lora as lora
+
 from fastagg._engine.aggregator import Aggregator as Aggregator
 from fastagg._engine.backends import set_backend as set_backend
 from fastagg._engine.checks import BadClientError as BadClientError

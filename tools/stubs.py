@@ -26,6 +26,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
+
+from fastagg import lora as lora
 """
 ALIASES = """
 ClientId = str | int

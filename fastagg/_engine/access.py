@@ -2,6 +2,7 @@
 
 There are three of these, which know nothing of each other: InMemory (in_memory.py), InFiles (files/streamed.py), which
 reads mapped files piece by piece, and OverGroup (distributed/sharded.py), whose ranks have a part of every model each.
+InAdapters (adapters/access.py) is for models of which there are only low-rank factors.
 """
 
 from __future__ import annotations

@@ -191,6 +191,14 @@ class Aggregator(Generic[R]):
         """Why it cannot aggregate models spread over processes; empty if it can. inputs=None: in any round"""
         return ""
 
+    def why_not_on_adapters(self) -> str:
+        """Why it cannot aggregate low-rank adapters; empty if it can"""
+        if self.reads == "ranks":
+            return "it orders the values of each element, and the elements of an adapter's update B A are never formed"
+        if self.reads == "models" or type(self).combine is not Aggregator.combine:
+            return "it uses the models themselves, and of an adapter's update there are only the factors"
+        return ""
+
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
         """The memory that the state needs in a round, for parameters with these numbers of elements and dtypes"""
         return 0

@@ -149,11 +149,11 @@ def aggregator(name: str, **options: Any) -> Aggregator:
 
 def make(cls: type[Aggregator], options: dict[str, Any]) -> Aggregator:
     """A method with options by name"""
-    _check_known(cls, options, ())
+    check_known(cls, options, ())
     return cls(**options)
 
 
-def _check_known(cls: type[Aggregator], given: Iterable[str], inputs: Iterable[str]) -> None:
+def check_known(cls: type[Aggregator], given: Iterable[str], inputs: Iterable[str]) -> None:
     known = [*own_options(cls), *SHARED, *inputs]
     for unknown in set(given) - set(known):
         raise TypeError(f"{cls.name}: no option {unknown!r}{suggest(unknown, known)}; it has {', '.join(known)}")
@@ -171,7 +171,7 @@ def function_of(cls: type[Aggregator]) -> Callable[..., Any]:
     def function(global_sd, client_sds, sizes=None, *, client_ids=None, out=None, **options):
         inputs = {key: options.pop(key) for key in options.keys() - options_of(cls).keys()}
         server = cls(**options)
-        _check_known(cls, inputs, [spec.name for spec in server.round_inputs])
+        check_known(cls, inputs, [spec.name for spec in server.round_inputs])
         server.warn_state_lost(inputs, f'Keep an aggregator, fastagg.aggregator("{cls.name}", ..)')
         return server.aggregate(global_sd, client_sds, sizes, client_ids, out=out, **inputs)
 

@@ -41,12 +41,12 @@ class Result(dict):
         return OrderedDict, (), None, None, iter(self.items())
 
     def __deepcopy__(self, memo: dict) -> Result:
-        other = Result((key, copy.deepcopy(value, memo)) for key, value in self.items())
+        other = type(self)((key, copy.deepcopy(value, memo)) for key, value in self.items())
         other.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return other
 
     def copy(self) -> Result:
-        other = Result(self)
+        other = type(self)(self)
         other.__dict__.update(self.__dict__)
         return other
 

@@ -65,7 +65,7 @@ def module_of(key: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _layout(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
+def layout_of(keys, shapes, dtypes, params, tied, layer_names) -> Layout:
     if params is not None:
         for key in params - set(keys):
             raise InputError(f"params: {key!r} is not a key of the model")
@@ -209,7 +209,7 @@ def build(
             said = (
                 (f"{name}: {sd}", str(sd)) if isinstance(sd, InputError) else (f"{name} is {fault}", f"it is {fault}")
             )
-            _leave_out(k, *said, some, bad)
+            leave_out(k, *said, some, bad)
     if global_sd is not None and not isinstance(global_sd, _MAPPING):
         raise InputError(f"the global model is a {type(global_sd).__name__}, expected a state dict (name -> tensor)")
 
@@ -228,7 +228,7 @@ def build(
         except InputError as error:
             if bad is None or global_sd is not None or not str(error).startswith(f"{who}: "):
                 raise
-            _leave_out(first, str(error), str(error).removeprefix(f"{who}: "), some, bad, error)
+            leave_out(first, str(error), str(error).removeprefix(f"{who}: "), some, bad, error)
 
     K, T = len(models), len(layout.keys)
     center_address = np.zeros((T, 1), dtype=np.int64)
@@ -250,7 +250,7 @@ def build(
                 for value in models[k].values():  # it may be anything, and is an input all the same
                     with suppress(TypeError, ValueError, RuntimeError):
                         other_inputs.append(extent(value))
-                _leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
+                leave_out(k, str(error), str(error).removeprefix(f"{name}: "), some, bad, error)
                 continue
         clients.append(scanned[0])
         fits.append(m)
@@ -266,7 +266,7 @@ def build(
     )  # fmt: skip
 
 
-def _leave_out(
+def leave_out(
     k: int, message: str, reason: str, some: list[int], bad: dict[int, str] | None, cause: Exception | None = None
 ) -> None:
     """Raises, or notes what is wrong with client k and removes it from some"""
@@ -305,7 +305,7 @@ def _form_of(reference: dict, who: str, options: tuple) -> tuple[Layout, torch.d
             return layout, device, (False,) * len(layout.keys), (tensors, address)
     tensors, as_numpy = _read_reference(reference, who)
     shapes, dtypes = tuple(tuple(t.shape) for t in tensors), tuple(t.dtype for t in tensors)
-    layout = _layout(names[0], shapes, dtypes, *options)
+    layout = layout_of(names[0], shapes, dtypes, *options)
     if len(_former) >= 64:
         _former.clear()
     _former[names] = layout

@@ -58,6 +58,11 @@ class CentredClipping(GlobalAggregator):
     def why_not_on_files(self) -> str:
         return "center='previous' keeps an update in memory and does not work on files" * (self.center == "previous")
 
+    def why_not_on_adapters(self) -> str:
+        return "center='previous' keeps an update, and of an adapter's there are only the factors" * (
+            self.center == "previous"
+        )
+
     def weigh(self, cohort: Cohort) -> Weights:
         K = cohort.K
         masses, start = cohort.shares if self.weighted else np.full(K, 1 / K), np.zeros(K)

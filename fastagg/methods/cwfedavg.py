@@ -94,6 +94,9 @@ class CwFedAvg(PersonalisedAggregator):
         missing = inputs is not None and inputs.get("class_dist") is None
         return "shards of models have no whole head to estimate classes from; pass class_dist" * missing
 
+    def why_not_on_adapters(self) -> str:
+        return "it looks at the rows of the output layer, which an adapter does not have"
+
     @classmethod
     def example_round(cls, K: int) -> ExampleRound:
         return ExampleRound({}, example_inputs(cls.round_inputs, K, optional=True))

@@ -60,6 +60,9 @@ class FLTrust(GlobalAggregator):
     def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
         return "the server's model is given whole, and this method takes no group"
 
+    def why_not_on_adapters(self) -> str:
+        return "the server's model is given whole, and not as an adapter"
+
     @classmethod
     def example_round(cls, K: int) -> ExampleRound:
         generator = torch.Generator().manual_seed(9)

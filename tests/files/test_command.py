@@ -301,7 +301,7 @@ def test_help_teaches(capsys):
         run("--help")
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    assert said.count("fastagg aggregate --method fed") == 2
+    assert said.count("fastagg aggregate --method fed") == 3
     assert "Exit codes" in said
 
 

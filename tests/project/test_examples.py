@@ -114,3 +114,18 @@ def test_pfllib_recipe(pfllib, method):
                 for parameter in client.model.parameters():
                     parameter += 0.1 * client.id * torch.randn_like(parameter)
                 client.model[1].running_mean += client.id
+
+
+def test_adapters_of_different_ranks_learn(tmp_path):
+    """examples/flower_lora without Flower, shorter than its plot: each way to aggregate makes the model better"""
+    plot = tmp_path / "plot.svg"
+    short = ["--rounds", "1", "--local-steps", "4", "--base-steps", "30", "--out", str(plot)]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples/flower_lora/compare.py", *short], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    before = float(re.search(r"^before: ([\d.]+) bits", done.stdout, re.MULTILINE)[1])
+    after = dict(re.findall(r"^(\w[\w ]*?) +round 1: ([\d.]+) bits", done.stdout, re.MULTILINE))
+    assert set(after) == {"FedIT", "exact", "best rank", "FedAWA"}
+    assert all(float(bits) < before for bits in after.values())
+    assert "<svg" in plot.read_text()

@@ -30,10 +30,14 @@ ABOUT = """Aggregates models in safetensors files into a new model, without load
 
       One of many rounds: fedadam.state keeps what the method remembers, and the global model is replaced.
 
+  fastagg aggregate --method fedawa --global round-3 clients/* -o round-4 --rank 16
+
+      LoRA adapters: folders with adapter_model.safetensors and adapter_config.json. They are aggregated by their
+      updates B A, and may have different ranks. docs/lora.md explains --lora.
+
 A model is a .safetensors file, the index of a sharded model (model.safetensors.index.json), or a folder that contains
-one of these. If the input is a folder with a LoRA adapter and the output is a folder, the output contains
-adapter_model.safetensors and adapter_config.json. Do not change a file while it is read. Exit codes: 0 success, 1 error
-in the files, 2 error in the command, 130 stopped by Ctrl-C.
+one of these. Do not change a file while it is read. Exit codes: 0 success, 1 error in the files, 2 error in the
+command, 130 stopped by Ctrl-C.
 """
 
 
@@ -68,6 +72,15 @@ def parser() -> argparse.ArgumentParser:
         help="what to do with a client whose file is damaged, has another form, or holds NaN: end with an error, or "
         "leave it out (default: raise)",
     )  # fmt: skip
+    p.add_argument(
+        "--lora", choices=("rank", "exact", "frozen_a", "separate"),
+        help="what a new LoRA adapter is made of the weighted sum of the updates B A: its best factors of one rank "
+        "(the default), the sum itself, of the sum of all ranks, the mean of B where A is frozen, or the means of A "
+        "and of B",
+    )  # fmt: skip
+    p.add_argument(
+        "--rank", type=int, metavar="R", help="rank of the new adapter (default: the global adapter's, or the largest)"
+    )
     p.add_argument("--state", metavar="FILE", help="state of the method: read if it exists, written at the end")
     p.add_argument("--memory", default="1GB", metavar="SIZE", help="memory to use (default: 1GB)")
     p.add_argument("--shard-size", default="5GB", metavar="SIZE", help="split larger models into files of this size")
@@ -140,7 +153,8 @@ def _job(args: argparse.Namespace) -> Job:
         if names is not None and not (isinstance(names, list) and all(isinstance(key, str) for key in names)):
             raise ValueError(f"option 'params': {names!r}; expected a JSON list of the parameters' names")
         server = registry.aggregator(name, **options)
-        if args.global_path is None and server.needs_global:
+        adapters = args.lora or args.rank or any(Path(path, "adapter_config.json").exists() for path in args.clients)
+        if args.global_path is None and server.needs_global and not adapters:
             raise ValueError(f"{name} needs --global, the model the clients started from")
         inputs = _read_json("--inputs", args.inputs) or {}
         takes = [spec.name for spec in server.round_inputs]
@@ -148,7 +162,7 @@ def _job(args: argparse.Namespace) -> Job:
             raise ValueError(f"--inputs: {name} takes no {unknown!r}{suggest(unknown, takes)}")
         job = Job(
             name, args.global_path, args.clients, args.out, sizes=_read_json("--sizes", args.sizes),
-            memory=args.memory, shard_size=args.shard_size, options=options | inputs,
+            memory=args.memory, shard_size=args.shard_size, lora=args.lora, rank=args.rank, options=options | inputs,
         )  # fmt: skip
         job.read_paths += [Path(given) for given in (args.sizes, args.inputs) if given and not _is_inline(given)]
         return job
@@ -194,7 +208,9 @@ def _plan_text(job: Job) -> str:
 
 
 def _summary(result: FileResult) -> str:
-    left = f"; left out: {', '.join(map(str, result.dropped))}" if result.dropped else ""
+    lost = max(getattr(result, "truncation", {}).values(), default=0.0)
+    lost = f"; the rank leaves out at most {lost:.2g} of a module's update" if lost else ""
+    left = f"{lost}; left out: {', '.join(map(str, result.dropped))}" if result.dropped else lost
     where = ", ".join(str(path) for path in list(result.paths.values())[:3]) + (" .." if len(result.paths) > 3 else "")
     return (
         f"{result.method} of {len(result.clients) - len(result.dropped)} clients: {_size(result.bytes_read)} read in "

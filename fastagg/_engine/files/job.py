@@ -17,6 +17,9 @@ import torch
 
 from fastagg._engine import forming, registry, rounds
 from fastagg._engine import table as tables
+from fastagg._engine.adapters import folders, forms
+from fastagg._engine.adapters.access import AdapterResult, InAdapters
+from fastagg._engine.adapters.forms import Form
 from fastagg._engine.aggregator import Aggregator, Pass
 from fastagg._engine.checks import InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
@@ -26,11 +29,11 @@ from fastagg._engine.files.mapped import MappedModel, open_model
 from fastagg._engine.files.slabs import slabs_of
 from fastagg._engine.files.state import StateFile, fingerprint
 from fastagg._engine.files.streamed import InFiles, Progress
-from fastagg._engine.files.target import RoundFiles, Target, parts_of, places
+from fastagg._engine.files.target import ADAPTER, ADAPTER_CONFIG, RoundFiles, Target, parts_of, places
 from fastagg._engine.files.written import shards_of
 from fastagg._engine.inputs import bad_clients, read_inputs, read_sizes
 from fastagg._engine.options import options_of
-from fastagg._engine.table import Table
+from fastagg._engine.table import StateDict, Table
 
 MOST_LISTED = 100_000  # weights in a file's metadata; of more (many layers) there are none
 
@@ -39,7 +42,8 @@ def aggregate_files(
     method: str | Aggregator, global_path: str | os.PathLike | None, client_paths: Sequence[str | os.PathLike],
     out_path: str | os.PathLike, *, sizes: Any = None, client_ids: Sequence[Any] | None = None,
     state: str | os.PathLike | None = None, memory: int | str = "1GB", shard_size: int | str = "5GB",
-    progress: Progress | None = None, report: str | os.PathLike | None = None, **options: Any,
+    progress: Progress | None = None, report: str | os.PathLike | None = None, lora: Form | None = None,
+    rank: int | None = None, **options: Any,
 ) -> FileResult:  # fmt: skip
     """Runs one round on safetensors files of any size, which are mapped and read piece by piece.
 
@@ -59,10 +63,13 @@ def aggregate_files(
     progress     function (current step, bytes read, bytes in total)
     report       folder, or .png file, for a picture of the cosines of the client updates and all numbers as JSON. If
                  the method has no Gram, the clients are read once more for it
+    lora, rank   LoRA adapters are aggregated by their updates B A, and what the new one is made of them: `form` and
+                 `rank` of fastagg.lora.aggregate. Default: "rank", if a model has an adapter_config.json beside it.
+                 The new factors are computed in memory, and the option `memory` does not bound them.
     """
     job = Job(
         method, global_path, client_paths, out_path, sizes=sizes, client_ids=client_ids, memory=memory,
-        shard_size=shard_size, options=options,
+        shard_size=shard_size, lora=lora, rank=rank, options=options,
     )  # fmt: skip
     return job.run(state, progress, report)
 
@@ -72,24 +79,34 @@ class Job:
 
     def __init__(
         self, method, global_path, client_paths, out_path, *, sizes=None, client_ids=None, memory: int | str = "1GB",
-        shard_size: int | str = "5GB", options=None,
+        shard_size: int | str = "5GB", lora: Form | None = None, rank: int | None = None, options=None,
     ) -> None:  # fmt: skip
         self.memory, self.shard_size = byte_count("memory", memory), byte_count("shard_size", shard_size)
         self.server, self.options, self.inputs = _server(method, dict(options or {}))
+        if lora is not None or rank is not None:
+            forms.check(lora or "rank", rank)
         self.kept = isinstance(method, Aggregator)  # by the caller, who may use it for further rounds
         if isinstance(client_paths, str | os.PathLike):
             raise InputError(f"client_paths is one path, {client_paths}; expected a list of them")
-        if global_path is None and self.server.needs_global:
-            raise InputError(f"{self.server.name} needs the global model")
         self.center = None if global_path is None else open_model(global_path)
         self.models = [open_client(path) for path in client_paths]
+        given = [model for model in (self.center, *self.models) if isinstance(model, MappedModel)]
+        wanted = lora is not None or rank is not None
+        self.form: Form | None = None  # None: they are no adapters
+        if wanted or any(map(folders.is_adapter, given)):
+            self.form = lora or "rank"
+        self.rank = rank
+        if global_path is None and self.server.needs_global and self.form is None:
+            raise InputError(f"{self.server.name} needs the global model")
         if not self.models:
             raise InputError("no clients: no file was given")
         self.ids = ids_of(self.models, client_ids)
         self.sizes = _kept(sizes)
         self.inputs = {name: _kept(value) for name, value in self.inputs.items()}
-        self._check_inputs()
         self.target = Target(Path(out_path), self.server.produces, self.ids, self.shape_of)
+        if self.form is not None:
+            self._check_adapters()
+        self._check_inputs()
         self.target.check(self.clients, self.center, self.shape_of.bytes)
         unusable = [model.path for model in self.models if isinstance(model, Unusable)]
         for path in unusable:
@@ -119,10 +136,12 @@ class Job:
         return clients[tables.most_usual([client.tensors for client in clients], range(len(clients)))]
 
     @property
-    def tensors(self) -> tuple[dict[str, torch.Tensor] | None, list[Any]]:
-        """What a round is given: state dicts, and the error in the place of one that cannot be read"""
-        clients = [model.tensors if isinstance(model, MappedModel) else model.error for model in self.models]
-        return None if self.center is None else self.center.tensors, clients
+    def tensors(self) -> tuple[StateDict | None, list[Any]]:
+        """What a round is given: state dicts or adapters, and the error in the place of one that cannot be read"""
+        read = folders.with_config if self.form is not None else lambda model: model.tensors
+        clients = [model.error if isinstance(model, Unusable) else read(model) for model in self.models]
+        none = None if self.form is None else {}  # adapters without a global one began with B = 0
+        return none if self.center is None else read(self.center), clients
 
     def run(self, state=None, progress: Progress | None = None, report=None) -> FileResult:
         if report is not None:
@@ -161,6 +180,9 @@ class Job:
         try:
             with naming_files(self.models):
                 found, kept = rounds.run(self.server, access, g, clients, self.sizes, self.ids, None, self.inputs)
+            if isinstance(found, AdapterResult):
+                writing.write(found)
+                self.target.beside[ADAPTER_CONFIG] = folders.as_json(found.config or {}).encode()
             result = FileResult(self.server.name, self.ids)
             result.take_over(found)
             if report is not None and result.gram is None and g is not None:
@@ -223,19 +245,20 @@ class Job:
         server = self.server
         dropped: dict[int, str] = {}
         with naming_files(self.models):
-            table = tables.build(
+            build = tables.build if self.form is None else InAdapters(self.form, self.rank).build
+            table = build(
                 g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
                 bad=dropped if server.on_bad_client == "drop" else None,
             )  # fmt: skip
-        passes = forming.passes(server, table, InFiles.pass_cost, self.inputs)
+        passes = forming.passes(server, table, (InFiles if self.form is None else InAdapters).pass_cost, self.inputs)
         written = len(self.ids) if server.produces == "personalised" else 1
         return {
             "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],
             "tensors": table.T, "layers": len(table.layout.layers),
             "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients),
-            "passes": len(passes),
-            "slabs": [self._slabs(kind, table, written) for kind in passes], "models_written": written,
-            "shards": len(shards_of(parts_of(table), self.shard_size)), "out": str(self.target.path),
+            "passes": len(passes), "models_written": written, "out": str(self.target.path),
+            "slabs": [self._slabs(kind, table, written) if self.form is None else 1 for kind in passes],
+            "shards": len(shards_of(parts_of(table), self.shard_size)) if self.form is None else 1,
         }  # fmt: skip
 
     def _slabs(self, kind: Pass, table: Table, written: int) -> int:
@@ -246,9 +269,28 @@ class Job:
         columns = {"gram": table.K + 1, "gram_mix": table.K + 1, "times": 3, "times_mix": 3}.get(kind, 0)
         return len(slabs_of(table, used, models, self.memory // 4, columns))
 
-    def _access(self, writing: RoundFiles, progress: Progress | None) -> InFiles:
+    def _access(self, writing: RoundFiles, progress: Progress | None) -> InFiles | InAdapters:
+        if self.form is not None:
+            return InAdapters(self.form, self.rank, None, progress)
         models = [*self.clients, *([self.center] if self.center else [])]
         return InFiles([file for model in models for file in model.files], writing, self.memory // 4, progress)
+
+    def _check_adapters(self) -> None:
+        """That adapters can be aggregated, and written as such. One without a config is a bad client."""
+        if why := self.server.why_not_on_adapters():
+            raise InputError(f"{self.server.name}: {why}")
+        if self.server.produces != "global":
+            raise InputError(f"{self.server.name} gives several models; fastagg.lora.aggregate gives several adapters")
+        if self.target.stems != [ADAPTER]:
+            named = f"{ADAPTER}.safetensors and {ADAPTER_CONFIG}"
+            raise InputError(f"{self.target.path}: name a folder, which gets {named}")
+        if self.center is not None:
+            folders.with_config(self.center)
+        for k, model in enumerate(self.models):
+            try:
+                _ = None if isinstance(model, Unusable) else folders.with_config(model)
+            except InputError as error:
+                self.models[k] = Unusable(model.path, model.name, error)
 
     def _metadata(self, weights: np.ndarray, layers: Sequence[str], dropped: Sequence[Any]) -> dict[str, str]:
         """What a new model's file says of it, after what the global model's says"""

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from fastagg._engine import atomic
 from fastagg._engine.files.mapped import INDEX, MappedModel, read_index
-from fastagg._engine.files.written import SHARD, ModelWriter, shards_in
+from fastagg._engine.files.written import SHARD, ModelWriter, Part, shards_in
 from fastagg._engine.regular import open_regular
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import InputError, Table
@@ -28,7 +28,7 @@ CLUSTERS = "clusters.json"
 SEVERAL = "fastagg"  # temporary files are named after this where a run gives several models
 
 
-def _adapter_config(path: Path) -> bytes:
+def adapter_config(path: Path) -> bytes:
     """The configuration of a LoRA adapter, to be copied. Who sent it may not be allowed to read what a link names."""
     if path.is_symlink() and path.resolve().parent != path.parent.resolve():
         raise InputError(f"{path} is a link to a file outside of its folder: copy that file here")
@@ -73,7 +73,7 @@ class Target:
         self.beside: dict[str, bytes] = {}  # other files that a new model needs in its folder
         config = form.path.with_name(ADAPTER_CONFIG)
         if self.stems == [ADAPTER] and config.exists() and config.resolve() != (self.folder / ADAPTER_CONFIG).resolve():
-            self.beside[ADAPTER_CONFIG] = _adapter_config(config)
+            self.beside[ADAPTER_CONFIG] = adapter_config(config)
 
     def tidy(self, new: Path) -> None:
         """Removes the former model's index and shards, or single file, where a run was stopped after it had placed the
@@ -148,8 +148,12 @@ class RoundFiles:
         self.begun = False  # to replace the former models
 
     def __call__(self, table: Table, models: int, rows: int) -> list[dict[str, torch.Tensor]]:
+        return self.open([parts_of(table)] * models, table.layout.layers, rows)
+
+    def open(self, models: Sequence[list[Part]], layers: Sequence[str], rows: int) -> list[dict[str, torch.Tensor]]:
+        """The tensors to write, for models of these parts and weights of so many rows"""
         self._discard_writers()  # of a try in which a client was not finite
-        target, layers, ids = self.target, table.layout.layers, self.target.ids
+        target, ids = self.target, self.target.ids
         target.folder.mkdir(parents=True, exist_ok=True)
         if self.lock is None:
             name = f"{target.stems[0]}.safetensors" if target.produces == "global" else "fastagg"
@@ -158,9 +162,18 @@ class RoundFiles:
         room = len(json.dumps(self.metadata(longest, layers, ids)))
         name = target.folder / f"{target.stems[0] if target.produces == 'global' else SEVERAL}.safetensors"
         atomic.remove_stale(name)
-        for _ in range(models):
-            self.writers.append(ModelWriter(name, parts_of(table), self.shard_size, room, target.mode))
+        for parts in models:
+            self.writers.append(ModelWriter(name, parts, self.shard_size, room, target.mode))
         return [writer.tensors for writer in self.writers]
+
+    def write(self, found: Result) -> None:
+        """Opens files for a model that is in memory, and copies it"""
+        layers = found.layers or ("", "")  # of which there are more than rows of weights
+        parts = [(key, tensor.dtype, tensor.shape) for key, tensor in found.items()]
+        [tensors] = self.open([parts], layers, len(layers) if found.layers else 1)
+        for key, tensor in found.items():
+            tensors[key].copy_(tensor)
+        found.update(tensors)
 
     def place(self, found: Result | Results) -> dict[str, Path]:
         """All are on the disk before the first takes its place"""
@@ -199,6 +212,6 @@ class RoundFiles:
         self.writers = []
 
 
-def parts_of(table: Table) -> list[tuple[str, torch.dtype, torch.Size]]:
+def parts_of(table: Table) -> list[Part]:
     layout = table.layout
     return list(zip(layout.keys, layout.dtypes, map(torch.Size, layout.shapes), strict=True))

@@ -1,0 +1,215 @@
+"""Adapters: updates B A of modules, of which only the factors exist, and plain tensors beside them.
+
+A method sees their Gram, as of models. Plain tensors take the usual way; a module becomes new factors (forms.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fastagg._engine import kernels, nonfinite
+from fastagg._engine.adapters import forms, peft
+from fastagg._engine.adapters.adapter_table import AdapterTable, build
+from fastagg._engine.adapters.factors import Core, Factors, core_of
+from fastagg._engine.adapters.side_by_side import side_by_side
+from fastagg._engine.checks import InputError
+from fastagg._engine.gram import Gram
+from fastagg._engine.in_memory import InMemory
+from fastagg._engine.result import Result, Results
+from fastagg._engine.table import Out, StateDict, Table
+
+if TYPE_CHECKING:
+    from fastagg._engine.aggregator import Aggregator
+
+NO_ELEMENTS = "looks at the elements of updates, and those of an adapter's update B A are never formed"
+KEPT = 0.25  # of the clients' bytes: products of a Gram that are kept for the new factors
+
+
+class AdapterResult(Result):
+    """A new adapter: pass it to peft.set_peft_model_state_dict, or save it with fastagg.lora.save.
+
+    Besides what every Result says:
+
+    truncation   by module: what the components left out have, relative to the whole weighted update (in the Frobenius
+                 norm); 0 if nothing was left out
+    ranks        by module: of the new factors
+    scaling      by module: the update is scaling * B A
+    config       what adapter_config.json is to say for that, if an adapter came with one
+    """
+
+    truncation: Mapping[str, float]
+    ranks: Mapping[str, int]
+    scaling: Mapping[str, float]
+    config: Mapping[str, Any] | None = None
+
+
+class InAdapters:
+    """form, rank   what new factors are made: see forms.py
+    scaling         of adapters without a config
+    progress        what is being done, bytes of the clients read so far, bytes in all
+    """
+
+    pass_cost = math.inf  # a product of the Gram with a vector costs what the whole Gram does
+
+    def __init__(
+        self, form: forms.Form = "rank", rank: int | None = None, scaling: peft.Scaling = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        forms.check(form, rank)
+        self.form: forms.Form = form
+        self.rank, self.scaling, self.progress = rank, scaling, progress
+        self.passes = self.bytes_read = 0
+        self._cores: dict[str, Core] = {}  # of the last Gram
+        self._read = False  # all clients have been, and are finite
+        self._plain = InMemory()
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def why_not(self, method: Aggregator, inputs: Mapping[str, Any]) -> str:
+        return method.why_not_on_adapters()
+
+    def build(self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], **options: Any) -> Table:
+        return build(global_sd, client_sds, form=self.form, scaling=self.scaling, **options)
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+    def gram(self, table: Table, layerwise: bool) -> Gram:
+        assert isinstance(table, AdapterTable)
+        layout, n = table.layout, len(table.names)
+        matrix = torch.zeros(len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64)
+        used = [t for t in range(n) if layout.gram_layer[t] >= 0]
+        room, said = KEPT * table.bytes, self._reading("Gram", table)
+        self._cores = {}
+
+        def one(t: int) -> tuple[Core | None, torch.Tensor]:
+            core = core_of(table.global_model[t], [client[t] for client in table.clients])  # type: ignore[arg-type]
+            return core if core.bytes * len(used) <= room else None, core.gram()
+
+        for t, (core, products) in zip(used, side_by_side(one, used, table.device, said), strict=True):
+            matrix[layout.gram_layer[t] if layerwise else 0] += products
+            if core is not None:
+                self._cores[layout.keys[t]] = core
+        if (layout.gram_layer[n:] >= 0).any():
+            matrix += self._plain.gram(_with_center(table), layerwise).host.matrix.reshape(matrix.shape)
+        gram = kernels.formed(table, layerwise, matrix)
+        nonfinite.check_gram(table, gram, keys_not_finite)
+        self._read = True
+        return gram
+
+    def mix(self, table: Table, weights: np.ndarray, row: np.ndarray, out: Out, blame: Table) -> list[Result]:
+        assert isinstance(table, AdapterTable)
+        assert isinstance(blame, AdapterTable)
+        n, models = len(table.names), weights.shape[1]
+        if out is not None:
+            raise InputError("out: new factors have another form in each round, and are not written in place")
+        results = [Result() for _ in range(models)]
+        if n < table.T:
+            plain = _with_center(table) if table.K > blame.K else table.plain
+            results = self._plain.mix(plain, weights, row[n:], None, blame.plain)
+        some = [(m, t) for m in range(models) for t in range(n)]
+        made = side_by_side(
+            lambda at: self._new(table, at[1], weights[row[at[1]], at[0]]), some, table.device,
+            self._reading("new factors", table),
+        )  # fmt: skip
+        lost = any(new is None for new in made)
+        suspects = [k for k in range(blame.K) if lost or not (self._read or weights[..., k].any())]
+        bad = [k for k in suspects if keys_not_finite(blame, blame.clients[k])]
+        nonfinite.check_clients(blame, bad, keys_not_finite)
+        if lost and (keys := keys_not_finite(blame, blame.global_model)):
+            raise InputError(nonfinite.in_words("the global adapter", keys))
+        return [self._result(table, result, made[m * n : (m + 1) * n]) for m, result in enumerate(results)]
+
+    def gram_mix(
+        self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
+    ) -> tuple[Gram, list[Result]]:
+        return self.gram(table, layerwise), self.mix(table, weights, row, out, table)
+
+    def gram_times(self, *given: Any, **options: Any) -> Any:
+        raise AssertionError  # pass_cost says that the Gram is always formed
+
+    def ranked_means(
+        self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *,
+        into: list[Result] | None = None, mixing: np.ndarray | None = None,
+    ) -> list[Result]:  # fmt: skip
+        """Of plain tensors"""
+        if into is None:
+            raise InputError(f"the method {NO_ELEMENTS}")
+        assert isinstance(table, AdapterTable)
+        n = len(table.names)
+        return self._plain.ranked_means(table.plain, means, row[n:], into=into) if n < table.T else into
+
+    def wide_updates(
+        self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
+    ) -> dict[int, torch.Tensor]:
+        raise InputError(f"the method {NO_ELEMENTS}")
+
+    def refuse(self, table: Table, clients: Sequence[int], words: str) -> None:
+        self._plain.refuse(table, clients, words)
+
+    def deliver(self, result: Result | Results) -> None:
+        pass
+
+    def _reading(self, what: str, table: AdapterTable) -> Callable[[int, int], None] | None:
+        self.passes, self.bytes_read = self.passes + 1, self.bytes_read + table.bytes
+        if self.progress is None:
+            return None
+        progress = self.progress
+        return lambda done, of: progress(what, table.bytes * done // of, table.bytes)
+
+    def _new(self, table: AdapterTable, t: int, weights: np.ndarray) -> forms.New | None:
+        """The new factors of a module; None if they are not finite"""
+        weight: dict[Factors, float] = {}
+        for client, w in zip(table.clients, weights.tolist(), strict=True):
+            f: Any = client[t]  # clients without the module have the global adapter's
+            if f is not None and w:
+                weight[f] = weight.get(f, 0.0) + w
+        factors, like = list(weight), table.like[t]
+        largest = max([f.rank for f in factors], default=like.rank)
+        rank = self.rank or like.rank if self.form == "rank" else largest
+        core = self._cores.get(table.layout.keys[t])
+        return forms.new_factors(self.form, factors, list(weight.values()), like, rank, core)
+
+    def _result(self, table: AdapterTable, plain: Result, made: Sequence[forms.New | None]) -> AdapterResult:
+        result, new = AdapterResult(), {}
+        for module, names, one in zip(table.modules, table.names, made, strict=True):
+            if one is None:
+                raise InputError(f"the result: module {module!r} is too large for its dtype, though clients are finite")
+            result[names.A] = names.for_caller(one.A.reshape(-1, *names.shape_A))
+            result[names.B] = names.for_caller(one.B.reshape(*one.B.shape, *names.shape_B))
+            new[module] = one
+        result.update(plain)
+        result.truncation = {module: one.left for module, one in new.items()}
+        result.ranks = {module: len(one.A) for module, one in new.items()}
+        result.scaling = {module: like.scaling for module, like in zip(table.modules, table.like, strict=True)}
+        if table.config is not None:
+            result.config = peft.config_with(table.config, result.ranks, result.scaling)
+        return result
+
+
+def keys_not_finite(table: Table, model: Sequence[Any]) -> list[str]:
+    """The keys of an adapter's tensors that are not finite"""
+    assert isinstance(table, AdapterTable)
+    n, found = len(table.names), []
+    for names, f in zip(table.names, model, strict=False):
+        if f is not None:
+            found += [key for key, x in ((names.A, f.A), (names.B, f.B)) if nonfinite.not_finite_in([x], [0])]
+    plain = [t for t in range(n, table.T) if model[t] is not None]
+    return found + [table.layout.keys[t] for t in nonfinite.not_finite_in(model, plain)]
+
+
+def _with_center(table: AdapterTable) -> Table:
+    plain = table.plain
+    if plain.center is None or any(x is None for client in plain.clients for x in client):
+        raise InputError(
+            f"the adapters have tensors besides factors, such as {plain.layout.keys[0]!r}: pass the global adapter, "
+            "with those that the clients started from"
+        )
+    return plain

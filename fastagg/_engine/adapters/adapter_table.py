@@ -1,0 +1,183 @@
+"""Adapters in, a table out: an entry for each module, which is its Factors, and one for each plain tensor.
+
+Every check of adapters against each other is here; of an adapter by itself in peft.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastagg._engine import table as tables
+from fastagg._engine.adapters.factors import Factors
+from fastagg._engine.adapters.forms import Form
+from fastagg._engine.adapters.peft import Names, Parsed, Scaling, parse
+from fastagg._engine.checks import BadClientError, InputError
+from fastagg._engine.table import Layers, Params, StateDict, Table
+
+ENDING = ".lora"  # what the entry of a module is called, after the module
+Dims = dict[str, tuple[int, int]]  # by module: out, in
+
+
+@dataclasses.dataclass(eq=False)
+class AdapterTable(Table):
+    """A table whose first entries are modules: Factors, or None where an adapter has none.
+
+    center   what is not known of it is None, too: all of it, if no global adapter was given
+    names    of each module's factors in a new adapter
+    like     whose form new factors have: dtype, scaling and, by default, the rank
+    config   of new adapters
+    """
+
+    names: tuple[Names, ...] = ()
+    like: tuple[Factors, ...] = ()
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def modules(self) -> list[str]:
+        return [key.removesuffix(ENDING) for key in self.layout.keys[: len(self.names)]]
+
+    @property
+    def bytes(self) -> int:
+        """Of the clients"""
+        factors = (f for client in self.clients for f in client[: len(self.names)] if isinstance(f, Factors))
+        return sum(f.A.nbytes + f.B.nbytes for f in factors) + int(self.layout.bytes[len(self.names) :].sum()) * self.K
+
+    @property
+    def plain(self) -> Table:
+        """The plain tensors alone"""
+        layout, some = self.layout, slice(len(self.names), None)
+        arrays = ("numel", "bytes", "codes", "layer", "is_param", "gram_layer", "keys", "shapes", "dtypes")
+        part = dataclasses.replace(layout, **{name: getattr(layout, name)[some] for name in arrays})
+        center = self.global_model[some]
+        return Table(
+            part, self.device, [client[some] for client in self.clients],
+            None if any(x is None for x in center) else center, np.ascontiguousarray(self.client_address[some]),
+            self.center_address[some], self.as_numpy[some], self.metadata, client_ids=self.client_ids,
+            positions=self.positions,
+        )  # fmt: skip
+
+
+def build(
+    global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, form: Form, scaling: Scaling,
+    params: Params, layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+) -> AdapterTable:  # fmt: skip
+    """As table.build. A module that a client does not have is the global adapter's, or no update if that has none."""
+    if not isinstance(client_sds, Sequence) or not client_sds:
+        tables.build(global_sd, client_sds)  # which says what is wrong
+    center = parse({} if global_sd is None else global_sd, scaling, "the global adapter")
+    names = [tables.client_name(k, client_ids) for k in range(len(client_sds))]
+    parsed: list[Parsed | InputError] = []
+    some = list(range(len(names)))  # those that fit
+
+    def leave_out(k: int, error: InputError) -> InputError:
+        reason = str(error).removeprefix(names[k]).removeprefix(":").strip()
+        tables.leave_out(k, f"{names[k]}: {reason}", reason, some, bad, error)
+        return InputError(reason)
+
+    for k, given in enumerate(client_sds):
+        try:
+            parsed.append(leave_out(k, given) if isinstance(given, InputError) else parse(given, scaling, names[k]))
+        except BadClientError:
+            raise
+        except InputError as error:
+            parsed.append(leave_out(k, error))
+    fit = [p for p in parsed if isinstance(p, Parsed)]
+    dims, shared = _dims(center, fit), center if center.factors else fit[0]
+    for k, p in enumerate(parsed):
+        if isinstance(p, Parsed) and (fault := _fault(p, dims, shared if form == "frozen_a" else None)):
+            parsed[k] = leave_out(k, InputError(fault))
+    if scaling is None:
+        _check_scalings([p for p in (center, *parsed) if isinstance(p, Parsed) and p.factors])
+    plain = [{**center.plain, **p.plain} if isinstance(p, Parsed) else p for p in parsed]
+    known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
+    table = tables.build(
+        center.plain if known else None, plain, client_ids=client_ids, bad=bad,
+        hints=any(isinstance(p, Mapping) and bool(p) for p in plain),
+    )  # fmt: skip
+    clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
+    modules = sorted(m for m in dims if any(m in p.factors for p in (center, *clients)))
+    return _with_modules(table, modules, dims, center, clients, tables.parameter_names(params), layers)
+
+
+def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
+    """The size of each module: the global adapter's or, if it has no modules, that which most clients have"""
+    if center.factors:
+        return {m: _size(f) for m, f in center.factors.items()}
+    found: dict[str, Counter] = {}
+    for client in clients:
+        for m, f in client.factors.items():
+            found.setdefault(m, Counter())[_size(f)] += 1
+    return {m: counts.most_common(1)[0][0] for m, counts in found.items()}
+
+
+def _size(f: Factors) -> tuple[int, int]:
+    return len(f.B), f.A.shape[1]
+
+
+def _fault(client: Parsed, dims: Dims, shared: Parsed | None) -> str:
+    """What is wrong with a client's modules; empty if nothing is. shared: whose A all must have"""
+    if not client.factors and not client.plain:
+        return "it has no tensors"
+    for m, f in client.factors.items():
+        if m not in dims:
+            return f"module {m!r} is not in the global adapter"
+        if _size(f) != dims[m]:
+            return f"module {m!r} is {' x '.join(map(str, _size(f)))}, expected {' x '.join(map(str, dims[m]))}"
+        if shared is not None and m in shared.factors and not torch.equal(shared.factors[m].A, f.A):
+            return f"key {client.names[m].A!r} is not the A of the others, which form='frozen_a' expects"
+    return ""
+
+
+def _check_scalings(given: Sequence[Parsed]) -> None:
+    """Of adapters without a config the scaling is not known: it makes no difference while all ranks are equal"""
+    ranks = {f.rank for p in given if p.config is None for f in p.factors.values()}
+    if len(ranks) > 1 or (ranks and any(p.config is not None for p in given)):
+        raise InputError(
+            f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is "
+            "scaled: pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"
+        )
+
+
+def _with_modules(
+    table: Table, modules: list[str], dims: Dims, center: Parsed, clients: Sequence[Parsed],
+    chosen: tables.ParameterNames, layers: Layers,
+) -> AdapterTable:  # fmt: skip
+    """The table of the plain tensors, with the modules before them"""
+    first = [_reference(m, center, clients) for m in modules]
+    devices = {f.A.device for p in (center, *clients) for f in p.factors.values()}
+    devices |= {table.device} if table.T else set()
+    if len(devices) > 1:
+        raise InputError(f"adapters are on {' and '.join(sorted(map(str, devices)))}; all must be on one device")
+    keys = (*(m + ENDING for m in modules), *table.layout.keys)
+    layout = tables.layout_of(
+        keys, (*(dims[m] for m in modules), *table.layout.shapes),
+        (*(p.factors[m].A.dtype for m, p in zip(modules, first, strict=True)), *table.layout.dtypes),
+        chosen.names, chosen.tied, None if layers is None else tuple(layers(key) for key in keys),
+    )  # fmt: skip
+    own = [center.factors.get(m) for m in modules]
+    rows = [[p.factors.get(m, g) for m, g in zip(modules, own, strict=True)] for p in clients]
+    none = np.zeros((len(modules), table.K), dtype=np.int64)
+    configs = [center.config, *(p.config for p in sorted(clients, key=lambda p: -p.largest))]
+    return AdapterTable(
+        layout, next(iter(devices), table.device),
+        [[*f, *plain] for f, plain in zip(rows, table.clients, strict=True)],  # type: ignore[arg-type]
+        [*own, *(table.center or [None] * table.T)],  # type: ignore[arg-type]
+        np.concatenate([none, table.client_address]), np.concatenate([none[:, 0], table.center_address]),
+        (*(False for _ in modules), *table.as_numpy), table.metadata, table.other_inputs, table.client_ids,
+        table.positions, tuple(p.names[m] for m, p in zip(modules, first, strict=True)),
+        tuple(p.factors[m] for m, p in zip(modules, first, strict=True)),
+        next((config for config in configs if config is not None), None),
+    )  # fmt: skip
+
+
+def _reference(module: str, center: Parsed, clients: Sequence[Parsed]) -> Parsed:
+    """Whose form a new module has: the global adapter's, or the first client's of the largest rank"""
+    if module in center.factors:
+        return center
+    return max((p for p in clients if module in p.factors), key=lambda p: p.factors[module].rank)

@@ -1,0 +1,191 @@
+"""PEFT's names and settings: which tensors of an adapter are factors, and how they are scaled.
+
+    base_model.model.<module>.lora_A.weight, .lora_B.weight                the module's weight is W + scaling * B A
+    base_model.model.<module>.lora_A.<adapter>.weight, ..                  the same, where the model itself was asked
+    base_model.model.<module>.lora_embedding_A, .lora_embedding_B          W + scaling * (B A)', of an embedding
+
+Everything else is a plain tensor: modules_to_save, and biases.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastagg._engine.adapters.factors import Factors
+from fastagg._engine.checks import InputError
+from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.outputs import to_numpy
+from fastagg._engine.table import as_tensor, check_memory
+
+KEY = re.compile(r"(.+)\.(?:lora_([AB])(?:\.[^.]+)?\.weight|lora_embedding_([AB])(?:\.[^.]+)?)")
+DORA = "the weights of DoRA are scaled column by column after B A is added, so B A is not its update"
+OTHERS = {"lora_magnitude_vector": DORA, "lora_E": "AdaLoRA multiplies with it between B and A"}
+NAME = re.compile(r"[\w.\\-]+")  # of a module, maybe escaped
+PREFIX = "base_model.model."
+
+Scaling = float | Callable[[int], float] | None  # of all modules; or from the rank
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """The keys of a module's two factors, and their shapes, which convolutions have more of"""
+
+    A: str
+    B: str
+    shape_A: tuple[int, ...]  # behind [r]
+    shape_B: tuple[int, ...]  # behind [out, r]: ones
+    as_numpy: bool  # as the caller's are
+
+    def for_caller(self, tensor: torch.Tensor) -> Any:
+        return to_numpy(tensor) if self.as_numpy else tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """An adapter: the factors of its modules, its plain tensors, and its config if it came with one"""
+
+    factors: dict[str, Factors]
+    names: dict[str, Names]
+    plain: dict[str, Any]
+    config: Mapping[str, Any] | None
+
+    @property
+    def largest(self) -> int:
+        """Of its ranks"""
+        return max((f.rank for f in self.factors.values()), default=0)
+
+
+def parse(adapter: Any, scaling: Scaling, who: str) -> Parsed:
+    """Pairs the factors of an adapter. InputErrors begin with `who`.
+
+    scaling   of an adapter without a config; default: 1
+    """
+    if not isinstance(adapter, Mapping):
+        raise InputError(f"{who} is a {type(adapter).__name__}, expected an adapter: a state dict, or its folder")
+    config = getattr(adapter, "config", None)
+    if config is not None:
+        check_config(config, who)
+    pairs: dict[str, dict[str, str]] = {}
+    plain: dict[str, Any] = {}
+    for key, value in adapter.items():
+        if not isinstance(key, str):
+            raise InputError(f"{who}: key {key!r} is a {type(key).__name__}, expected a string")
+        found = KEY.fullmatch(key)
+        if found is None:
+            for name, why in OTHERS.items():
+                if name in key:
+                    raise InputError(f"{who}: key {key!r}: {why}")
+            plain[key] = value
+            continue
+        other = pairs.setdefault(found[1], {}).setdefault(found[2] or found[3], key)
+        if other != key:
+            raise InputError(f"{who}: {other!r} and {key!r} are two adapters of one module; pass one of them")
+    factors, names = {}, {}
+    for module, pair in pairs.items():
+        factors[module], names[module] = _pair(adapter, module, pair, config, scaling, who)
+    return Parsed(factors, names, plain, config)
+
+
+def _pair(
+    adapter: Mapping, module: str, pair: dict[str, str], config: Any, scaling: Scaling, who: str
+) -> tuple[Factors, Names]:
+    for side, other in ("AB", "BA"):
+        if side not in pair:
+            raise InputError(f"{who}: key {pair[other]!r} has no counterpart lora_{side}")
+    A, B = (_tensor(adapter[pair[side]], who, pair[side]) for side in "AB")
+    if A.dim() < 2 or B.dim() < 2 or B.shape[1] != A.shape[0] or not A.shape[0] or math.prod(B.shape[2:]) != 1:
+        raise InputError(
+            f"{who}: {pair['A']!r} of shape {tuple(A.shape)} and {pair['B']!r} of shape {tuple(B.shape)} are no "
+            "factors B A of one rank"
+        )
+    if A.device != B.device:
+        raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
+    rank = len(A)
+    s = scaling_of(config, module, rank) if config is not None else _given(scaling, rank)
+    as_numpy = not isinstance(adapter[pair["A"]], torch.Tensor)
+    names = Names(pair["A"], pair["B"], tuple(A.shape[1:]), tuple(B.shape[2:]), as_numpy)
+    return Factors(A.detach().reshape(rank, -1), B.detach().reshape(-1, rank), s), names
+
+
+def _tensor(value: Any, who: str, key: str) -> torch.Tensor:
+    tensor = as_tensor(value, who, key)
+    if tensor.dtype not in FLOATING:
+        raise InputError(f"{who}: key {key!r} is {tensor.dtype}; factors are floating-point tensors")
+    check_memory(tensor, who, key)
+    return tensor
+
+
+def _given(scaling: Scaling, rank: int) -> float:
+    return float(scaling(rank) if callable(scaling) else 1.0 if scaling is None else scaling)
+
+
+def check_config(config: Any, who: str) -> None:
+    """That it describes adapters W + scaling * B A, and has what their scaling is computed from"""
+    if not isinstance(config, Mapping):
+        raise InputError(f"{who}: its config is a {type(config).__name__}, expected what adapter_config.json has")
+    kind = str(config.get("peft_type", "LORA")).rpartition(".")[2].upper()
+    if kind != "LORA":
+        raise InputError(f"{who}: peft_type is {kind}; only LORA adapters have updates B A")
+    if config.get("use_dora"):
+        raise InputError(f"{who}: use_dora: {DORA}")
+    if config.get("target_parameters"):
+        raise InputError(f"{who}: target_parameters: adapters of parameters (experts) are no single products B A")
+    alphas = [config.get("lora_alpha"), *_pattern(config, "alpha_pattern").values()]
+    if not all(isinstance(a, int | float) and not isinstance(a, bool) and math.isfinite(a) for a in alphas):
+        raise InputError(f"{who}: lora_alpha is {alphas[0]!r}, expected a number")
+    for pattern in _pattern(config, "alpha_pattern"):  # a stranger's regular expression may take for ever
+        if not NAME.fullmatch(pattern):
+            raise InputError(f"{who}: alpha_pattern has {pattern!r}; only names of modules are understood")
+
+
+def scaling_of(config: Mapping[str, Any], module: str, rank: int) -> float:
+    """alpha / r, or alpha / sqrt(r) of rsLoRA; alpha_pattern has modules' own alpha"""
+    alpha = float(config["lora_alpha"])
+    for pattern, value in _pattern(config, "alpha_pattern").items():
+        if _fits(pattern, module):
+            alpha = float(value)
+            break
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def config_with(config: Mapping[str, Any], ranks: Mapping[str, int], scalings: Mapping[str, float]) -> dict[str, Any]:
+    """The config with which PEFT gives these modules these ranks and scalings: the usual ones, and patterns"""
+    if not ranks:
+        return dict(config)
+    rs = bool(config.get("use_rslora"))
+    alphas = {m: scalings[m] * (math.sqrt(r) if rs else r) for m, r in ranks.items()}
+    alphas = {m: round(a) if math.isclose(a, round(a), rel_tol=1e-12) else a for m, a in alphas.items()}
+    r, alpha = _usual(ranks.values()), _usual(alphas.values())
+    return {
+        **config,
+        "r": r,
+        "lora_alpha": alpha,
+        "rank_pattern": {_escaped(m): value for m, value in ranks.items() if value != r},
+        "alpha_pattern": {_escaped(m): value for m, value in alphas.items() if value != alpha},
+    }
+
+
+def _usual(values: Any) -> Any:
+    values = list(values)
+    return max(values, key=lambda value: (values.count(value), -values.index(value)))
+
+
+def _escaped(module: str) -> str:
+    return re.escape(module.removeprefix(PREFIX))
+
+
+def _pattern(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _fits(pattern: str, module: str) -> bool:
+    """As PEFT understands the keys of alpha_pattern: a module's name, or what it ends with"""
+    name, module = pattern.replace("\\", ""), module.removeprefix(PREFIX)
+    return module == name or module.endswith(f".{name}")
