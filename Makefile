@@ -87,7 +87,7 @@ lint: $(VENV)/lint $(VENV)/ready
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
 
 docs: $(VENV)-docs/ready
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build
 	@echo "open site/index.html, or for its search: python3 -m http.server --directory site"
 
 notebooks: $(VENV)-flower/notebooks

@@ -76,7 +76,7 @@ def _relinked(text: str, page: str, source: str) -> str:
         there = pages.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if there is None or (ROOT / "docs" / there).is_dir():
             return label if "`" in label else f"`{target}`"
-        up = "../" * page.count("/")
+        up, there = "../" * page.count("/"), re.sub(r"\.ipynb$", ".md", there)
         return f"[{label}]({up}{there}{hash}{anchor})"
 
     return re.sub(r"(?<!!)\[([^\]\n]*)\]\(([^)\s]+)\)", link, text)
