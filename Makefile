@@ -136,7 +136,7 @@ release-check: $(VENV)/lint
 	$(BIN)/python -m tools.release "$(TAG)"
 
 docs: $(VENV)-docs/ready
-	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/python -m mkdocs build
 	@echo "open site/index.html, or for its search: python3 -m http.server --directory site"
 
 notebooks: $(VENV)-flower/notebooks

@@ -76,10 +76,14 @@ def _relinked(text: str, page: str, source: str) -> str:
         there = pages.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if there is None or (ROOT / "docs" / there).is_dir():
             return label if "`" in label else f"`{target}`"
-        up = "../" * page.count("/")
+        if label.endswith(".md"):  # a file's name, which says nothing here
+            label = (ROOT / target).read_text().splitlines()[0].removeprefix("# ")
+        up, there = "../" * page.count("/"), re.sub(r"\.ipynb$", ".md", there)
         return f"[{label}]({up}{there}{hash}{anchor})"
 
-    return re.sub(r"(?<!!)\[([^\]\n]*)\]\(([^)\s]+)\)", link, text)
+    parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)  # prose, code, prose, ...
+    parts[::2] = [re.sub(r"(?<!!)\[([^\]\n]*)\]\(([^)\s]+)\)", link, prose) for prose in parts[::2]]
+    return "".join(parts)
 
 
 def _notebook(file: File, files: Files, config: MkDocsConfig) -> None:
