@@ -1,5 +1,5 @@
-"""Tests a wheel as its users get it: installed into an environment of its own, without a compiler on PATH, and without
-the sources. `make wheels`, `make test-oldest` and `make test-newest` run it.
+"""Tests a wheel as its users get it: installed into an environment of its own, without a compiler on PATH, and
+without the sources. `make wheels`, `make test-oldest` and `make test-newest` run it.
 
 [tool.cibuildwheel] in pyproject.toml says what is needed and run (test-requires, test-command). The tests are those of
 the sdist.
@@ -28,6 +28,14 @@ def environment(command: str, folder: Path, keep: bool) -> Path:
     return python
 
 
+def commands(folder: Path) -> Path:
+    """A folder for PATH with what tests call, and neither a compiler nor git"""
+    folder.mkdir()
+    for name in ("bash", "cat", "head", "sh"):
+        (folder / name).symlink_to(shutil.which(name))
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.installed", description=__doc__)
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder with a wheel and an sdist")
@@ -43,7 +51,8 @@ def main() -> None:
         folder = options.env or Path(temporary, "env")
         python = environment(command, folder.resolve(), options.env is not None)
         pip = (python, "-m", "pip", "-q", "--disable-pip-version-check")
-        run(*pip, "install", "-c", options.constraints, wheel, *settings()["test-requires"])
+        extras = ",".join(settings()["test-extras"])
+        run(*pip, "install", "-c", options.constraints, f"{wheel}[{extras}]", *settings()["test-requires"])
         run(*pip, "install", "--force-reinstall", "--no-deps", wheel)  # of an environment that was kept, too
         source = unpack(archive, Path(temporary, "source"))
         here = Path(temporary, "tests")  # with neither fastagg nor csrc beside
@@ -52,7 +61,7 @@ def main() -> None:
             copy = shutil.copytree if (source / name).is_dir() else shutil.copy
             copy(source / name, here / name)
         alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        alone["PATH"] = str(python.parent)  # no compiler, no git, nothing
+        alone["PATH"] = os.pathsep.join([str(python.parent.absolute()), str(commands(Path(temporary, "bin")))])
         code = "import fastagg; print(fastagg.__file__); assert fastagg.info()['backends']['cpu'] == 'available'"
         run(python, "-c", code, cwd=here, env=alone)
         run(python, "-m", "fastagg", "info", cwd=here, env=alone)
