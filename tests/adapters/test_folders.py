@@ -129,6 +129,7 @@ def test_clients_that_cannot_be_read(round_, tmp_path, capsys):
     ({"use_dora": True}, "use_dora: the weights of DoRA are scaled"),
     ({"lora_alpha": "16"}, "lora_alpha is '16', expected a number"),
     ({"lora_alpha": math.nan}, "lora_alpha is nan"),
+    ({"lora_alpha": 0}, "scaling of module .* is 0.0, which leaves nothing"),
     ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has .*only names of modules"),
     ({"target_parameters": ["experts"]}, "target_parameters: adapters of parameters"),
 ])  # fmt: skip

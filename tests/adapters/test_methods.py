@@ -112,6 +112,15 @@ def test_whole_tensors_need_the_global_adapter():
     fastagg.lora.aggregate({PREFIX + "head.weight": torch.zeros(5, 7)}, clients)  # from B = 0, and a known head
 
 
+def test_biases_of_factors_are_scaled_with_them():
+    key = PREFIX + "layers.0.q_proj.lora_B.bias"
+    clients = [{**adapter(rank, seed=rank), key: torch.full((60,), float(rank))} for rank in (4, 4, 8)]
+    result = fastagg.lora.aggregate(None, clients[:2], method="fedavg", scaling=2.0)
+    assert result[key].eq(4).all()
+    with pytest.raises(fastagg.InputError, match=r"lora_B.bias' \(lora_bias\) is multiplied by each adapter's scaling"):
+        fastagg.lora.aggregate(None, clients, method="fedavg", scaling=lambda r: 8 / r)
+
+
 def test_client_ids_and_sizes_by_id():
     g, clients = cohort(3)
     result = fastagg.lora.aggregate(g, clients, {"a": 1, "b": 2, "c": 5}, method="fedavg", client_ids=["b", "a", "c"])
@@ -152,3 +161,14 @@ def test_ranks_that_differ_need_a_scaling():
         fastagg.lora.aggregate(adapter(4), [good, good])  # whose scaling is 2
     with pytest.raises(fastagg.InputError, match=r"rank 4 and 8 come without a config.*scaling=lambda r: alpha / r"):
         fastagg.lora.aggregate(None, [adapter(4), adapter(8)])
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_clients_that_began_with_nothing_give_finite_results(name):
+    """Without a global adapter, the vector that some methods compare updates with is zero"""
+    _, clients = cohort(7)
+    server = registry()[name](**OPTIONS[name])
+    result = fastagg.lora.aggregate(None, clients, SIZES, method=server, client_ids=IDS, **inputs_of(name))
+    for one in result if isinstance(result, list) else [result]:
+        assert all(torch.isfinite(value).all() for value in one.values())
+        assert any(value.any() for key, value in one.items() if "lora_B" in key)

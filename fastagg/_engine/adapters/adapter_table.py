@@ -16,7 +16,7 @@ import torch
 from fastagg._engine import table as tables
 from fastagg._engine.adapters.factors import Factors
 from fastagg._engine.adapters.forms import Form
-from fastagg._engine.adapters.peft import Names, Parsed, Scaling, parse
+from fastagg._engine.adapters.peft import BIAS, Names, Parsed, Scaling, parse
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.table import Layers, Params, StateDict, Table
 
@@ -94,6 +94,7 @@ def build(
             parsed[k] = leave_out(k, InputError(fault))
     if scaling is None:
         _check_scalings([p for p in (center, *parsed) if isinstance(p, Parsed) and p.factors])
+    _check_biases([p for p in (center, *parsed) if isinstance(p, Parsed)])
     plain = [{**center.plain, **p.plain} if isinstance(p, Parsed) else p for p in parsed]
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
@@ -142,6 +143,12 @@ def _check_scalings(given: Sequence[Parsed]) -> None:
             f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is "
             "scaled: pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"
         )
+
+
+def _check_biases(given: Sequence[Parsed]) -> None:
+    for key in (key for p in given for key in p.plain if BIAS.fullmatch(key)):
+        if len({f.scaling for p in given for f in p.factors.values()}) > 1:
+            raise InputError(f"key {key!r} (lora_bias) is multiplied by each adapter's scaling, and these differ")
 
 
 def _with_modules(

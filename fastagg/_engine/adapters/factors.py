@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 512  # columns that are converted to float64 at a time: with 20 clients of rank 16, 1.4 MB, which stay in L2
+CHUNK = 1024  # columns that are converted to float64 at a time: with 20 clients of rank 16, 2.8 MB; 256 take 8 % longer
 GROUPS = 4  # in which rows are multiplied: 5/8 of the products, for the others are these again
 
 

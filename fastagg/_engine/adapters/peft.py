@@ -26,6 +26,7 @@ from fastagg._engine.table import as_tensor, check_memory
 KEY = re.compile(r"(.+)\.(?:lora_([AB])(?:\.[^.]+)?\.weight|lora_embedding_([AB])(?:\.[^.]+)?)")
 DORA = "the weights of DoRA are scaled column by column after B A is added, so B A is not its update"
 OTHERS = {"lora_magnitude_vector": DORA, "lora_E": "AdaLoRA multiplies with it between B and A"}
+BIAS = re.compile(r".+\.lora_B(?:\.[^.]+)?\.bias")  # of lora_bias: a plain tensor, which is scaled as B is
 NAME = re.compile(r"[\w.\\-]+")  # of a module, maybe escaped
 PREFIX = "base_model.model."
 
@@ -108,6 +109,8 @@ def _pair(
         raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
     rank = len(A)
     s = scaling_of(config, module, rank) if config is not None else _given(scaling, rank)
+    if s == 0 or not math.isfinite(s):
+        raise InputError(f"{who}: the scaling of module {module!r} is {s}, which leaves nothing of its update")
     as_numpy = not isinstance(adapter[pair["A"]], torch.Tensor)
     names = Names(pair["A"], pair["B"], tuple(A.shape[1:]), tuple(B.shape[2:]), as_numpy)
     return Factors(A.detach().reshape(rank, -1), B.detach().reshape(-1, rank), s), names
