@@ -134,7 +134,7 @@ def test_an_update_that_is_not_finite_with_the_model():
     g = {"w": torch.full((4, 3), 3e38)}
     with fastagg.aggregator("fedavg").round(g) as round:
         round.add(0, update={"w": torch.full((4, 3), 3e38)})
-        with pytest.raises(InputError, match="key 'w' has values that are too large for torch.float32"):
+        with pytest.raises(InputError, match=r"key 'w' has values that are too large for torch\.float32"):
             round.finish()
 
 

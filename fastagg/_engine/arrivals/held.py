@@ -1,4 +1,4 @@
-"""Clients that arrived one by one, wherever they were put: in memory or in files, in the model's dtype or a narrower one.
+"""Clients that arrived one by one, wherever they are: in memory or in files, in the model's dtype or a narrower one.
 
 The bits are those of whole models in memory and in the model's dtype: see files/streamed.py. What is narrower becomes
 wide piece by piece, in a buffer that stays in the cache.

@@ -78,7 +78,9 @@ class Round:
         self._global = None if global_sd is None else self._opened(global_sd, self._global_files)
         self._form: StateDict | None = self._global  # what clients are compared with
         self._clients: dict[ClientId, Arrived] = {}
-        self._coming: dict[ClientId, bool | None] = {}  # those being added; whether they have a size, where that is known
+        self._coming: dict[
+            ClientId, bool | None
+        ] = {}  # those being added; whether they have a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
         self._changed = threading.Condition()  # guards all of the above
@@ -337,7 +339,9 @@ class Round:
                 return
         own = self._own_table(arrived.model)
         if own.device.type != "cpu":
-            raise InputError(f"memory={self._memory}: models on {own.device} cannot be kept on the disk, CPU tensors can")
+            raise InputError(
+                f"memory={self._memory}: models on {own.device} cannot be kept on the disk, CPU tensors can"
+            )
         with self._disk:
             if self._spill is None:
                 self._spill = Spill(None)

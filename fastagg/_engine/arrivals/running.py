@@ -15,7 +15,7 @@ from fastagg._engine.forked import one_thread
 from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
 
-CHUNK = 1 << 20  # elements at a time: a float32 becomes a float64 first, in 8 MB
+CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB
 
 
 class RunningSum:
@@ -27,9 +27,14 @@ class RunningSum:
 
     def __init__(self, like: Sequence[torch.Tensor]) -> None:
         self.like = list(like)
+        floats = [-(-t.numel() // 8) * 8 if t.dtype in FLOATING else 0 for t in like]
+        ends = np.cumsum(floats).tolist()
+        memory = torch.zeros(
+            ends[-1] if ends else 0, dtype=torch.float64
+        )  # in one piece: clients come and go around it
         self.sums = [
-            torch.zeros(t.numel(), dtype=torch.float64) if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
-            for t in like
+            memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
+            for t, size, end in zip(like, floats, ends, strict=True)
         ]
         self.parts: dict[Any, float] = {}  # by client
         self._half: Any = None  # a client of which only some tensors were added

@@ -66,7 +66,10 @@ class Spill:
         atomic.write_json(self.path / ROUND, self.about)
 
     def read(self) -> MappedModel | None:
-        """What begin() wrote, after a stop; the global model as it was given. InputError where it is damaged, or of a later version."""
+        """What begin() wrote, after a stop; the global model as it was given.
+
+        InputError where it is damaged, or of a later version.
+        """
         path = self.path / ROUND
         try:
             with open_regular(path) as file:
@@ -142,7 +145,9 @@ def as_given(form: Mapping[str, Any], model: MappedModel) -> dict[str, Any]:
     return {key: to_numpy(tensor) if key in arrays else tensor for key, tensor in tensors}
 
 
-def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, lasting: bool = True) -> None:
+def write(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, lasting: bool = True
+) -> None:
     """A safetensors file: atomically, and on the disk when this returns, if it is to outlive the process"""
     order = sorted(tensors, key=lambda key: -tensors[key].itemsize)  # each begins at a multiple of its item
     parts = [(key, tensors[key].dtype, tensors[key].shape) for key in order]

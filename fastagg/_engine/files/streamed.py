@@ -255,9 +255,7 @@ class InFiles:
 class SlabOutputs:
     """The models that a mix writes"""
 
-    def __init__(
-        self, table: Table, tensors: list[list[torch.Tensor]], outputs: Sequence[StateDict | None]
-    ) -> None:
+    def __init__(self, table: Table, tensors: list[list[torch.Tensor]], outputs: Sequence[StateDict | None]) -> None:
         """tensors [M][T], of the state dicts in outputs, or new ones where there is None"""
         self.table, self.tensors, self.outputs = table, tensors, outputs
         self.not_finite = not_finite_marks(table)
