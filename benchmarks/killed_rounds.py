@@ -61,7 +61,8 @@ def rounds_of(folder: Path, rounds: int, clients: int, moments: list[float]) -> 
             [sys.executable, "-m", "benchmarks.killed_rounds", folder, str(rounds), str(clients)],
             stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        assert process.stdout is not None and process.stdout.readline() == "began\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
         after = moments.pop() if moments else None
         try:
             said, _ = process.communicate(timeout=after)

@@ -7,8 +7,8 @@ Checked are
            running sum to the last bit of its dtype. Clients come from several threads, to rounds that keep them in
            memory, on the disk, or in part; some send updates, some files. Who is refused, and for what, is known
   memory   resident after a fifth of the rounds and at the end: within 5 %; no file is left on the disk
-  kills    a server is killed (SIGKILL) at random moments and started again, which resumes its round: the model after the
-           last round has the bits of one that was left alone, so no client was lost, or counted twice
+  kills    a server is killed (SIGKILL) at random moments and started again, which resumes its round: the model after
+           the last round has the bits of one that was left alone, so no client was lost, or counted twice
 Exits with 1 where one fails.
 """
 
@@ -58,7 +58,8 @@ class Late:
             save_file(self.model, path)
             self.sent = {"model": path}
         if self.fate == "damaged":
-            bad = dict(self.model)
+            bad: dict[str, Any] = dict(self.model)
+            path = folder / f"{name}-half.safetensors"
             key = rng.choice(list(SHAPES))
             how = rng.randrange(4)
             if how == 0:
@@ -68,7 +69,6 @@ class Late:
             elif how == 2:
                 del bad[key]
             else:  # a file of which the end was not received
-                path = folder / f"{name}-half.safetensors"
                 save_file(self.model, path)
                 path.write_bytes(path.read_bytes()[: -rng.randint(1, 999)])
             self.sent = {"model": path if how == 3 else bad}
@@ -165,8 +165,9 @@ def one_round(t: int, rng: random.Random, servers: dict[str, tuple[Any, Any]], w
 def soak(rounds: int, seed: int, growth: float) -> list[str]:
     """What failed, in words"""
     rng, fates, failed, before = random.Random(seed), Counter(), [], None
+    make = fastagg.aggregator
     servers = {
-        name: tuple(fastagg.aggregator(name, on_bad_client="drop", **options) for _ in range(2))
+        name: (make(name, on_bad_client="drop", **options), make(name, on_bad_client="drop", **options))
         for name, options in METHODS.items()
     }  # fmt: skip
     threads = torch.get_num_threads()
@@ -207,8 +208,9 @@ def kill(kills: int, rounds: int, clients: int, seed: int) -> list[str]:
                 bar.update(len(found))
                 failed += [] if same(model, whole) else [f"run {runs}, with {len(found)} kills: another model"]
     inside = sum(0 < k.waiting < clients for k in met)
+    all_there, nobody = (sum(k.waiting == count for k in met) for count in (clients, 0))
     print(f"{len(met)} kills in {runs} runs of {rounds} rounds with {clients} clients: {inside} while clients arrived, "
-          f"{sum(k.waiting == clients for k in met)} when all were there, {sum(k.waiting == 0 for k in met)} between")  # fmt: skip
+          f"{all_there} when all were there, {nobody} between")  # fmt: skip
     return failed
 
 

@@ -43,7 +43,11 @@ def gram_note(records: list[Record]) -> str:
 
 def methods(records: list[Record]) -> tuple:
     skip = ("fedawa_paper", "gram", "gram_mix")
-    chosen = [r for r in records if r.cohort == SHOWN and r["job"] not in skip and not r["job"].startswith(("level_", "arrivals: "))]
+    chosen = [
+        r
+        for r in records
+        if r.cohort == SHOWN and r["job"] not in skip and not r["job"].startswith(("level_", "arrivals: "))
+    ]
     rows = []
     for r in sorted(chosen, key=Record.median):
         faster = [f"{measure.faster(x, r.ours)} x" if x else "" for x in (r.usual, r.best)]

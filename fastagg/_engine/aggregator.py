@@ -338,7 +338,7 @@ class Aggregator(Generic[R]):
                 return None
             if folder.about.get("method") != self.name:
                 raise InputError(f"{spill}: the round is of method {folder.about.get('method')!r}, not {self.name!r}")
-            return Round(self, None if model is None else model.path, memory=memory, resumed=folder)
+            return Round(self, model, memory=memory, resumed=folder)
         except BaseException:
             folder.close()
             raise

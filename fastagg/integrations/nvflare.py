@@ -32,7 +32,6 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 import fastagg
 from fastagg import extend
 
-
 Form = dict[str, Any]  # of params: shape and dtype of each, where they matter
 Group = tuple[ParamsType, bool, frozenset]  # kind of params, whether no data size came with them, and their form
 
@@ -61,9 +60,10 @@ class FastAggAggregator(ModelAggregator):
                          warning, and keeps the former global model if no client is left
     weight_key           the entry of FLModel.meta with a client's data size. If no client has it, all count equally
     aggregation_weights  {client name: factor} to multiply the data sizes by; default: 1
-    memory               how much memory the models of a round may take, in bytes or as "2GB". What does not fit waits in
-                         temporary files (in TMPDIR); fedavg and uniform add models up as they come instead, so that the
-                         last bit of the result may depend on the order of arrival. Default: models are kept in memory
+    memory               how much memory the models of a round may take, in bytes or as "2GB". What does not fit waits
+                         in temporary files (in TMPDIR); fedavg and uniform add models up as they come instead, so that
+                         the last bit of the result may depend on the order of arrival. Default: models are kept in
+                         memory
 
     The global model that adaptive methods compare with is the one sent to the clients, seen at the event
     BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. Round inputs that clients report (label_dist, local_steps,
@@ -122,9 +122,11 @@ class FastAggAggregator(ModelAggregator):
         self._dropped: dict[str, str] = {}
 
     def accept_model(self, model: FLModel) -> None:
-        """Adds the model to those of its form: most clients' form is known at the end only. What is wrong with it is
-        said in aggregate_model: of an error here NVFlare only makes a line in the log, and the round would go on without
-        the client."""
+        """Adds the model to those of its form: most clients' form is known at the end only.
+
+        What is wrong with it is said in aggregate_model: of an error here NVFlare only makes a line in the log, and the
+        round would go on without the client.
+        """
         name = (model.meta or {}).get("client_name")
         if not isinstance(name, str) or not name:
             raise fastagg.InputError("FLModel.meta has no 'client_name'")
@@ -365,7 +367,7 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _opened(params: Mapping[str, Any]) -> Any:
-    """Params whose tensors NVFlare left on disk, as they lie there. Where it does not say where that is, they are read."""
+    """Params whose tensors NVFlare left on disk, as they lie there. Where it does not say where, they are read."""
     if not any(map(_is_lazy, params.values())):
         return params
     places = {key: (getattr(ref, "file_path", None), getattr(ref, "key", None)) for key, ref in params.items()}

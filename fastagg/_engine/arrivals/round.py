@@ -20,14 +20,13 @@ from fastagg._engine.access import Access
 from fastagg._engine.arrivals import updates
 from fastagg._engine.arrivals.held import Held
 from fastagg._engine.arrivals.running import RunningSum
-from fastagg._engine.arrivals.spill import Spill
+from fastagg._engine.arrivals.spill import Spill, as_given, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
-from fastagg._engine.outputs import to_numpy
 from fastagg._engine.table import Out, StateDict, Table
 
 if TYPE_CHECKING:
@@ -79,7 +78,9 @@ class Round:
         self._global = None if global_sd is None else self._opened(global_sd, self._global_files)
         self._form: StateDict | None = self._global  # what clients are compared with
         self._clients: dict[ClientId, Arrived] = {}
-        self._coming: set[ClientId] = set()
+        self._coming: dict[
+            ClientId, bool | None
+        ] = {}  # those being added; whether they have a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
         self._changed = threading.Condition()  # guards all of the above
@@ -103,8 +104,9 @@ class Round:
                     f"{path} holds a round that was not finished: go on with server.resume_round({str(path)!r}), or "
                     "remove the folder"
                 )
-            tensors = None if self._global is None else self._tensors(self._own_table(self._global))
-            spill.begin({"method": self._server.name, "global": tensors is not None}, tensors)
+            own = None if self._global is None else self._own_table(self._global)
+            about = {"method": self._server.name, "global": None if own is None else form_of(own)}
+            spill.begin(about, None if own is None else self._tensors(own))
         except BaseException:
             spill.close()
             raise
@@ -143,7 +145,7 @@ class Round:
             self._check_open()
             if name in self._clients or name in self._coming:
                 return self._refuse(name, "it has sent a model in this round already; the first one counts", keep=True)
-            self._coming.add(name)
+            self._coming[name] = None
         try:
             arrived = self._checked(name, model if update is None else update, update is not None, size, inputs)
             self._keep(name, arrived)
@@ -151,7 +153,7 @@ class Round:
             return self._refuse(name, next(iter(error.reasons.values())))
         finally:
             with self._changed:
-                self._coming.discard(name)
+                self._coming.pop(name, None)
                 self._changed.notify_all()
         return True
 
@@ -260,21 +262,30 @@ class Round:
         except InputError as error:
             raise BadClientError(str(error), {0: str(error)}) from error
         with self._changed:
-            first = self._form is None and isinstance(sd, Mapping)
-            form = sd if first else self._form
-            options = {"params": self._server.params, "layers": self._server.layers}
-            table = tables.build(form, [sd], narrow=self._global is not None, hints=False, **options)
-            self._form = form  # only now: what has no good form is nobody's
-            others = next(iter(self._clients.values()), None)
-            if others is not None and (others.size is None) != (size is None):
-                words = "has no size, and others have" if size is None else "has a size, and others have none"
-                raise BadClientError(f"it {words}", {0: f"it {words}"})
-            if self._running and self._sum is None:
-                self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
-        own = self._own_table(sd)
+            known = self._form is not None
+        if known:  # what has another form is not read
+            self._in_form(sd)
+        try:
+            own = self._own_table(sd)
+        except BadClientError:
+            raise
+        except InputError as error:  # of a model that nobody has seen the like of
+            reason = str(error).removeprefix("client 0: ")
+            raise BadClientError(reason, {0: reason}) from error
         if keys := self._not_finite(own, files):
             reason = nonfinite.in_words("", keys)
             raise BadClientError(reason, {0: reason})
+        with self._changed:
+            if self._form is None:  # only now: a client that is wrong sets no form
+                self._form = sd
+            table = self._in_form(sd)
+            sized = [client.size is not None for client in self._clients.values()] + list(self._coming.values())
+            if (size is None) in sized:
+                words = "has no size, and others have" if size is None else "has a size, and others have none"
+                raise BadClientError(f"it {words}", {0: f"it {words}"})
+            self._coming[name] = size is not None
+            if self._running and self._sum is None:
+                self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
         if self._sum is not None:
             part = self._server.part_of_mean(1.0 if size is None else size)
             assert part is not None  # see _check_running
@@ -284,6 +295,10 @@ class Round:
         narrow = any(t.dtype != dtype for t, dtype in zip(table.clients[0], dtypes, strict=True))
         held = 0 if files else int(own.layout.bytes.sum())
         return Arrived(sd, is_update, size, inputs, narrow, held, files)
+
+    def _in_form(self, sd: StateDict) -> Table:
+        options = {"params": self._server.params, "layers": self._server.layers}
+        return tables.build(self._form, [sd], narrow=self._global is not None, hints=False, **options)
 
     def _not_finite(self, own: Table, files: list[MappedFile]) -> list[str]:
         """Keys, by one read; a second one where there are any"""
@@ -330,23 +345,14 @@ class Round:
         with self._disk:
             if self._spill is None:
                 self._spill = Spill(None)
-            arrays = [key for key, is_array in zip(own.layout.keys, own.as_numpy, strict=True) if is_array]
-            about = {
-                "update": arrived.is_update,
-                "size": arrived.size,
-                "inputs": arrived.inputs,
-                "keys": own.layout.keys,
-                "arrays": arrays,
-            }
+            about = {"update": arrived.is_update, "size": arrived.size, "inputs": arrived.inputs, **form_of(own)}
             kept = self._read_again(about, self._spill.put(name, self._tensors(own), about))
         with self._changed:
             self._clients[name] = kept
 
     def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
-        arrays, sd = set(about["arrays"]), {key: model.tensors[key] for key in about["keys"]}
-        sd = {key: to_numpy(value) if key in arrays else value for key, value in sd.items()}
-        form = self._global or {}
-        narrow = any(key in form and str(form[key].dtype) != str(value.dtype) for key, value in sd.items())
+        sd, form = as_given(about, model), self._global or {}
+        narrow = any(key in form and _dtype(form[key]) != _dtype(value) for key, value in sd.items())
         if self._form is None:
             self._form = sd
         return Arrived(
@@ -425,3 +431,8 @@ class Round:
     def _slab_bytes(self) -> int:
         """What is read back at a time, as much again being read ahead: a quarter of what memory= allows"""
         return max((1 << 30 if self._memory is None else self._memory) // 8, 1 << 20)
+
+
+def _dtype(value: Any) -> str:
+    """Of a tensor or an array"""
+    return str(value.dtype).removeprefix("torch.")

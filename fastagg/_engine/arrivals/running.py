@@ -15,7 +15,7 @@ from fastagg._engine.forked import one_thread
 from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
 
-CHUNK = 1 << 20  # elements at a time: a float32 becomes a float64 first, in 8 MB
+CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB
 
 
 class RunningSum:
@@ -27,12 +27,18 @@ class RunningSum:
 
     def __init__(self, like: Sequence[torch.Tensor]) -> None:
         self.like = list(like)
+        floats = [-(-t.numel() // 8) * 8 if t.dtype in FLOATING else 0 for t in like]
+        ends = np.cumsum(floats).tolist()
+        memory = torch.zeros(
+            ends[-1] if ends else 0, dtype=torch.float64
+        )  # in one piece: clients come and go around it
         self.sums = [
-            torch.zeros(t.numel(), dtype=torch.float64) if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
-            for t in like
+            memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
+            for t, size, end in zip(like, floats, ends, strict=True)
         ]
         self.parts: dict[Any, float] = {}  # by client
         self._half: Any = None  # a client of which only some tensors were added
+        self._mean: list[torch.Tensor] | None = None
         self.any_data = False  # so far; integers are the largest of those who have some, or of all if nobody has
         self.of_updates = 0.0  # the part of those who sent updates
         self._lock = threading.Lock()
@@ -42,6 +48,8 @@ class RunningSum:
         """The only client of a table"""
         [client] = table.clients
         with self._lock:
+            if self._mean is not None:
+                raise InputError("the running sum was divided already: nobody can be added to it")
             self._half = self._half or [name]
             counts = has_data or not self.any_data
             anew = not self.parts or (has_data and not self.any_data)
@@ -65,21 +73,25 @@ class RunningSum:
 
     @one_thread()
     def mean(self) -> list[torch.Tensor]:
-        """In the form of the model"""
+        """In the form of the model, in the memory of the sums: nothing can be added any more"""
         if self._half is not None:
             raise InputError(f"client {self._half[0]!r} was added in part only: this sum cannot be used any more")
         self.shares(self.parts)  # which says what is wrong where they sum to zero
-        mass, means = sum(self.parts.values()), []
-        for total, like in zip(self.sums, self.like, strict=True):
-            new = torch.empty_like(like, memory_format=torch.contiguous_format)
-            flat, base = new.view(-1), like.detach().reshape(-1)
-            for at in range(0, flat.numel(), CHUNK):
-                piece = slice(at, at + CHUNK)
-                value = total[piece]
-                if like.dtype in FLOATING:
-                    value = value / mass
-                    if self.of_updates:
-                        value.add_(base[piece].double(), alpha=self.of_updates / mass)
-                flat[piece] = value
-            means.append(new)
-        return means
+        mass = sum(self.parts.values())
+        if self._mean is None:
+            self._mean = [self._divided(t, mass) for t in range(len(self.sums))]
+        return self._mean
+
+    def _divided(self, t: int, mass: float) -> torch.Tensor:
+        total, like = self.sums[t], self.like[t]
+        if like.dtype not in FLOATING:
+            return total.view(like.shape)
+        new = total.view(like.dtype)[: total.numel()]  # an element is written when those up to it were read
+        base = like.detach().reshape(-1) if self.of_updates else None
+        for at in range(0, total.numel(), CHUNK):
+            piece = slice(at, at + CHUNK)
+            value = total[piece] / mass
+            if base is not None:
+                value.add_(base[piece].double(), alpha=self.of_updates / mass)
+            new[piece] = value
+        return new.view(like.shape)

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ import torch
 from fastagg._engine import atomic, saved
 from fastagg._engine.checks import InputError
 from fastagg._engine.files.mapped import MappedModel, open_model
+from fastagg._engine.outputs import to_numpy
 from fastagg._engine.regular import open_regular
+from fastagg._engine.table import Table
 
 LOG = logging.getLogger("fastagg")
 ROUND, GLOBAL, CLIENT = "round.json", "round.safetensors", "fastagg.client"
@@ -42,11 +44,12 @@ class Spill:
         self.about: dict[str, Any] = {}
         if path is None:
             self.path = Path(tempfile.mkdtemp(prefix="fastagg-round-"))
-            self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+            self._finalizer = weakref.finalize(self, _of_process, os.getpid(), shutil.rmtree, self.path, True)
             return
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = atomic.Lock(self.path / "round.lock", "this round")
+        self._finalizer = weakref.finalize(self, _of_process, os.getpid(), self.lock.release)
 
     @property
     def is_begun(self) -> bool:
@@ -63,7 +66,10 @@ class Spill:
         atomic.write_json(self.path / ROUND, self.about)
 
     def read(self) -> MappedModel | None:
-        """What begin() wrote, after a stop; the global model. InputError where it is damaged, or of a later version."""
+        """What begin() wrote, after a stop; the global model as it was given.
+
+        InputError where it is damaged, or of a later version.
+        """
         path = self.path / ROUND
         try:
             with open_regular(path) as file:
@@ -78,7 +84,11 @@ class Spill:
                 "finish the round with the version that began it, or remove the folder"
             )
         self.about = about
-        return open_model(self.path / GLOBAL) if about.get("global") else None
+        if not about.get("global"):
+            return None
+        model = open_model(self.path / GLOBAL)
+        model.tensors = as_given(about["global"], model)
+        return model
 
     def put(self, name: Any, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> MappedModel:
         """Writes a client's tensors; those that are returned look at the file"""
@@ -116,10 +126,7 @@ class Spill:
             atomic.sync_folder(self.path)
 
     def close(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
-        if not self.resumable:
-            self._finalizer()
+        self._finalizer()
 
     @staticmethod
     def path_of(folder: Path, name: Any) -> Path:
@@ -127,7 +134,20 @@ class Spill:
         return folder / f"client-{hashlib.sha256(json.dumps(name).encode()).hexdigest()[:32]}.safetensors"
 
 
-def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, lasting: bool = True) -> None:
+def form_of(own: Table) -> dict[str, Any]:
+    """Of a model, what its file does not say: the order of its tensors, and which of them are NumPy arrays"""
+    return {"keys": own.layout.keys, "arrays": [k for k, a in zip(own.layout.keys, own.as_numpy, strict=True) if a]}
+
+
+def as_given(form: Mapping[str, Any], model: MappedModel) -> dict[str, Any]:
+    arrays = set(form["arrays"])
+    tensors = ((key, model.tensors[key]) for key in form["keys"])
+    return {key: to_numpy(tensor) if key in arrays else tensor for key, tensor in tensors}
+
+
+def write(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, lasting: bool = True
+) -> None:
     """A safetensors file: atomically, and on the disk when this returns, if it is to outlive the process"""
     order = sorted(tensors, key=lambda key: -tensors[key].itemsize)  # each begins at a multiple of its item
     parts = [(key, tensors[key].dtype, tensors[key].shape) for key in order]
@@ -138,6 +158,12 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str
                 file.write(saved.bytes_of(tensors[key].detach()))
     except OSError as error:
         raise InputError(f"{path}: cannot write there: {error.strerror or error}") from error
+
+
+def _of_process(pid: int, do: Callable[..., Any], *given: Any) -> None:
+    """A process that was forked has a copy of the round, and must leave the folder to the other"""
+    if os.getpid() == pid:
+        do(*given)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,272 @@
+"""Rounds in odd circumstances: clients that are wrong first, odd tensors and ids, forks, rounds that nobody closes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fastagg
+from fastagg import BadClientError, InputError, extend
+from fastagg._engine.arrivals.running import RunningSum
+from helpers.cohort import assert_same_bits, make
+
+
+def odd(seed):
+    """0-dim and empty tensors, booleans and integers, not contiguous, requiring grad"""
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "empty": torch.zeros(0, 5), "w": torch.randn(40, 30, generator=g).t(), "one": torch.randn((), generator=g),
+        "p": torch.nn.Parameter(torch.randn(7, generator=g)), "flag": torch.tensor([True, False]),
+        "i": torch.tensor([seed, 3], dtype=torch.int16), "u": torch.tensor(7, dtype=torch.uint8),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedawa", "median", "fedadam"])
+@pytest.mark.parametrize("memory", [None, 1])
+def test_odd_tensors(name, memory, tmp_path):
+    g, *clients = map(odd, range(6))
+    spill = None if memory is None else tmp_path
+    with fastagg.aggregator(name).round(g, memory=memory, spill=spill) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+    if memory:
+        round = fastagg.aggregator(name).resume_round(tmp_path)
+    else:
+        round = fastagg.aggregator(name).round(g)
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+    with round:
+        assert_same_bits(fastagg.aggregator(name).aggregate(g, clients), round.finish(client_ids=range(5)))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(9, 7), torch.nn.Linear(7, 9, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = torch.nn.BatchNorm1d(9)
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize("options", [{"params": Tied()}, {"layers": lambda key: key[0], "layerwise": True}])
+def test_tied_weights_modules_and_layers(options, memory):
+    models = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        models.append(Tied().state_dict())
+    g, *clients = models
+    with fastagg.aggregator("fedawa", **options).round(g, memory=memory) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+        assert_same_bits(fastagg.fedawa(g, clients, **options), round.finish())
+
+
+def test_a_wrong_client_sets_no_form():
+    good = {"w": torch.ones(4)}
+    wrong = {
+        "not finite": {"w": torch.full((3,), torch.nan)},
+        "it is a list": [1],
+        "dtype torch.complex64, which cannot be aggregated": {"w": torch.ones(3, dtype=torch.complex64)},
+    }
+    with fastagg.aggregator("fedavg").round(None) as round:
+        for words, sd in wrong.items():
+            with pytest.raises(BadClientError, match=rf"client 'x': .*{words}"):
+                round.add("x", sd)
+        round.add("a", good)
+        assert_same_bits(round.finish(), good)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_buffers_are_looked_at_when_a_client_comes(running):
+    g = {"bn.weight": torch.ones(3), "bn.running_mean": torch.zeros(3)}
+    with fastagg.aggregator("fedavg").round(g, running=running) as round:
+        with pytest.raises(BadClientError, match=r"client 'x': key 'bn.running_mean' has values that are not finite"):
+            round.add("x", g | {"bn.running_mean": torch.tensor([0, torch.inf, 0])})
+        round.add("a", g)
+        assert_same_bits(round.finish(), g)
+
+
+def test_sizes_of_all_or_of_none():
+    g, clients = make(3, {"w": (4, 3)})
+    for sizes in ((1, None), (None, 1)):
+        with fastagg.aggregator("fedavg").round(g) as round:
+            round.add(0, clients[0], size=sizes[0])
+            with pytest.raises(BadClientError, match="client 1: it has"):
+                round.add(1, clients[1], size=sizes[1])
+            round.discard(0)
+            round.add(1, clients[1], size=sizes[1])
+
+
+def test_shares_of_a_running_sum_are_the_clients_whoever_is_faster(monkeypatch):
+    """One is added to the sum first, and comes into the round last"""
+    g, clients = make(2, {"w": (4, 3)})
+    kept, go_on = threading.Event(), threading.Event()
+    with fastagg.aggregator("fedavg").round(g, running=True) as round:
+        keep = type(round)._keep
+
+        def slow(self, name, arrived):
+            if name == "slow":
+                kept.set()
+                assert go_on.wait(60)
+            keep(self, name, arrived)
+
+        monkeypatch.setattr(type(round), "_keep", slow)
+        thread = threading.Thread(target=round.add, args=["slow", clients[0]], kwargs={"size": 9})
+        thread.start()
+        assert kept.wait(60)
+        round.add("fast", clients[1], size=1)
+        go_on.set()
+        thread.join()
+        assert round.clients == ["fast", "slow"]
+        assert round.finish().weights.tolist() == pytest.approx([0.1, 0.9])
+
+
+def test_a_running_sum_that_was_interrupted_is_not_used():
+    g, clients = make(2, {"a": (4, 3), "b": (2,)})
+    with fastagg.aggregator("fedavg").round(g, running=True) as round:
+        round.add(0, clients[0])
+
+        class Interrupted(list):
+            def __getitem__(self, t):
+                if t == 1:
+                    raise KeyboardInterrupt
+                return super().__getitem__(t)
+
+        sums = round._sum.sums
+        round._sum.sums = Interrupted(sums)
+        with pytest.raises(KeyboardInterrupt):
+            round.add(1, clients[1])
+        round._sum.sums = sums
+        with pytest.raises(InputError, match="client 1 was added in part only"):
+            round.finish()
+
+
+def test_a_running_sum_is_divided_once():
+    total = RunningSum([torch.zeros(3)])
+    table = extend.tables.build(None, [{"w": torch.tensor([1.0, 2, 4])}])
+    total.add("a", table, 2.0, True, False)
+    total.add("b", table, 1.0, True, False)
+    for _ in range(2):  # as where the rest of a round fails
+        assert total.mean()[0].tolist() == [1, 2, 4]
+    with pytest.raises(InputError, match="divided already"):
+        total.add("c", table, 1.0, True, False)
+
+
+def test_ids_may_be_anything(tmp_path):
+    g, [sd] = make(1, {"w": (4, 3)})
+    ids = ["../x", "a/b", "", "\0", "\u00fc" * 500, 5, "5", 10**30]
+    with fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path / "s") as round:
+        for name in ids:
+            round.add(name, sd)
+    with fastagg.aggregator("fedavg").resume_round(tmp_path / "s") as round:
+        assert set(round.clients) == set(ids)
+        with pytest.raises(InputError, match="client_ids are"):
+            round.finish(client_ids=ids[1:])
+        assert_same_bits(round.finish(client_ids=ids), sd)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_long_inputs_wait_with_their_client(tmp_path):
+    g, clients = make(2, {"w": (4, 3)})
+    dists = [1.0] * 10**5, torch.arange(10**5)
+    with fastagg.aggregator("feddisco").round(g, memory=1, spill=tmp_path) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd, size=k + 1, label_dist=dists[k])
+    with fastagg.aggregator("feddisco").resume_round(tmp_path) as round:
+        found = round.finish(client_ids=[0, 1])
+    assert_same_bits(found, fastagg.feddisco(g, clients, [1, 2], label_dist=[dists[0], dists[1].tolist()]))
+
+
+def test_a_resumed_round_has_the_order_and_kind_of_its_tensors(tmp_path):
+    _, clients = make(2, {"w": (4, 3), "a": (2,)})
+    g = {"n": np.array(3), "w": np.ones((4, 3), np.float32), "a": np.ones(2, np.float32)}
+    clients = [{"n": np.array(4)} | {key: value.numpy() for key, value in sd.items()} for sd in clients]
+    with fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+    with fastagg.aggregator("fedavg").resume_round(tmp_path) as round:
+        found = round.finish(client_ids=[0, 1])
+    expected = fastagg.fedavg(g, clients)
+    assert list(found) == list(g)
+    assert all(isinstance(value, np.ndarray) for value in found.values())
+    assert all(np.array_equal(found[key], expected[key]) for key in g)
+
+
+@pytest.mark.parametrize("spill", [None, "s"])
+def test_a_fork_leaves_the_round_to_its_parent(spill, tmp_path):
+    g, clients = make(2, {"w": (4, 3)})
+    server = fastagg.aggregator("fedavg")
+    round = server.round(g, memory=1, spill=spill and tmp_path / spill)
+    round.add(0, clients[0])
+    child = os.fork()
+    if not child:
+        try:
+            round.close()
+            del round
+            gc.collect()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    round.add(1, clients[1])
+    assert_same_bits(round.finish(), fastagg.fedavg(g, clients))
+    round.close()
+
+
+def test_a_round_that_nobody_closes_gives_up_its_folder(tmp_path):
+    g, clients = make(1, {"w": (4, 3)})
+    server = fastagg.aggregator("fedavg")
+    round = server.round(g, memory=1, spill=tmp_path)
+    round.add(0, clients[0])
+    del round
+    gc.collect()
+    with server.resume_round(tmp_path) as round:
+        assert round.clients == [0]
+
+
+def test_two_rounds_of_one_server():
+    g, clients = make(2, {"w": (4, 3)})
+    server, expected = fastagg.aggregator("fedadam"), fastagg.aggregator("fedadam")
+    with server.round(g) as a, server.round(g, memory=1) as b:
+        a.add(0, clients[0])
+        b.add(0, clients[1])
+        found = [b.finish(), a.finish()]  # a round begins from what the server remembers when it is finished
+    for result, sd in zip(found, (clients[1], clients[0]), strict=True):
+        assert_same_bits(result, expected.aggregate(g, [sd], None, [0]))
+
+
+@pytest.mark.parametrize("change", ["another", "cut", "gone"])
+def test_a_file_that_changes_before_the_end(change, tmp_path):
+    g, clients = make(2, {"w": (4, 3)})
+    path = tmp_path / "c.safetensors"
+    save_file(clients[0], path)
+    with fastagg.aggregator("fedavg").round(g) as round:
+        round.add(0, path)
+        if change == "another":
+            save_file(clients[1], tmp_path / "new.safetensors")
+            (tmp_path / "new.safetensors").replace(path)
+        elif change == "cut":
+            os.truncate(path, 100)
+        else:
+            path.unlink()
+        with pytest.raises(InputError, match=r"c\.safetensors (was changed while it was read|cannot be read any more)"):
+            round.finish()
+
+
+def test_tensors_in_several_files(tmp_path):
+    g, clients = make(2, {"w": (4, 3), "b": (3,)})
+    for k, sd in enumerate(clients):
+        save_file({"x": sd["w"]}, tmp_path / f"{k}-0.safetensors")
+        save_file({"y": sd["b"], "more": torch.ones(2)}, tmp_path / f"{k}-1.safetensors")
+    with fastagg.aggregator("fedawa").round(g, memory=1) as round:
+        for k in range(2):
+            places = {"w": (tmp_path / f"{k}-0.safetensors", "x"), "b": (str(tmp_path / f"{k}-1.safetensors"), "y")}
+            round.add(k, extend.open_tensors(places))
+        assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+    with pytest.raises(InputError, match="has no tensor 'z'"):
+        extend.open_tensors({"w": (tmp_path / "0-0.safetensors", "z")})
