@@ -91,6 +91,9 @@ class Round:
         if resumed is None and spill is not None:
             self._spill = self._begin(spill)
         if resumed is not None:
+            if self._global is not None:  # in the order that they had, which a file does not keep
+                self._global = {key: self._global[key] for key in resumed.about["keys"]}
+                self._form = self._global
             for about, model in resumed.clients():
                 self._clients[about["id"]] = self._read_again(about, model)
 
@@ -103,7 +106,8 @@ class Round:
                     "remove the folder"
                 )
             tensors = None if self._global is None else self._tensors(self._own_table(self._global))
-            spill.begin({"method": self._server.name, "global": tensors is not None}, tensors)
+            about = {"method": self._server.name, "global": tensors is not None, "keys": list(tensors or ())}
+            spill.begin(about, tensors)
         except BaseException:
             spill.close()
             raise
@@ -177,6 +181,13 @@ class Round:
         with self._changed:
             return dict(self._refused)
 
+    @property
+    def is_ready(self) -> bool:
+        """As many clients are in the round as the method waits for, if it says so (fedbuff, fedasync)"""
+        wanted = self._server.waits_for
+        with self._changed:
+            return wanted is not None and len(self._clients) >= wanted
+
     def finish(self, *, out: Out = None, **inputs: Any) -> Any:
         """Aggregates the clients who came, and ends the round. After an error it is open again.
 
@@ -241,8 +252,13 @@ class Round:
             raise TypeError(f"{self._server.name}: a client has no {unknown!r}{suggest(unknown, specs)}")
         wrong = {} if size is None else read_sizes([size], [name])[1]
         given = [spec for spec in specs.values() if spec.name in inputs and not spec.pairwise and spec.client_axis == 0]
+        read: dict[str, Any] = {}
         for spec in given:
-            wrong |= read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])[1]
+            values, faults = read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])
+            wrong |= faults
+            read |= {what: value[0] for what, value in values.items()}
+        if not wrong and (why := self._server.why_not_client(read, is_update)):
+            wrong = {0: why}
         if wrong:
             raise BadClientError(wrong[0], wrong)
         files: list[MappedFile] = []
@@ -367,8 +383,13 @@ class Round:
         if client.is_update == to_update:
             return client
         table = tables.build(self._global, [client.model], narrow=True, hints=False)
+        start = self._server.started_from(client.inputs) or {}
+        base = [
+            start[key].to(t.device) if key in start else t
+            for key, t in zip(table.layout.keys, table.global_model, strict=True)
+        ]
         turn = updates.update_of if to_update else updates.model_of
-        tensors = turn(table.clients[0], table.global_model)
+        tensors = turn(table.clients[0], base)
         sd = dict(zip(table.layout.keys, tensors, strict=True))
         return replace(client, model=sd, is_update=to_update, narrow=client.narrow and to_update, files=[])
 

@@ -56,6 +56,7 @@ class Spill:
         self.about = {"format": FORMAT, "token": secrets.token_hex(16), **about}
         if not self.resumable:
             return
+        self.clear()  # what a stop in the middle of this has left: the clients of a round that is over
         if global_tensors is not None:
             write(self.path / GLOBAL, global_tensors, {})
         atomic.write_json(self.path / ROUND, self.about)
