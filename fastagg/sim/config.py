@@ -101,9 +101,7 @@ class Config:
     speeds: str | None = option(
         None, "speeds of the clients: lognormal:0.5, uniform:0.2,1, or a number for each (default: all 1)"
     )
-    until: float | None = option(
-        None, "simulated time at which a run with a clock ends, if not after its rounds before"
-    )
+    until: float | None = option(None, "simulated time at which a run ends, if its rounds have not ended it before")
     attack: str = option("none", f"what malicious clients do: {', '.join(ATTACKS)}; or package.module:function")
     attackers: float = option(0.0, "fraction of clients that are malicious, drawn from the seed")
     attack_strength: float | None = option(

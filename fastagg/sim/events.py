@@ -150,8 +150,13 @@ class Events:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begun, self.starts = state["begun"], {int(version): model for version, model in state["starts"].items()}
+        here = lambda sd: {key: value.to(self.sim.options.device) for key, value in sd.items()}  # noqa: E731
+        self.begun = state["begun"]
+        self.starts = {int(version): here(model) for version, model in state["starts"].items()}
         self.training, self.buffer = ([_training(t) for t in state[name]] for name in ("training", "buffer"))
+        for t in (*self.training, *self.buffer):
+            if t.update is not None:
+                t.update = replace(t.update, state=here(t.update.model))
         missing = {t.version for t in (*self.training, *self.buffer)} - self.starts.keys()
         if missing or len(self.training) != self.count:
             raise ValueError("what it says of clients that train does not fit the run")
@@ -164,4 +169,4 @@ def _plain(t: Training) -> dict[str, Any]:
 
 def _training(plain: dict[str, Any]) -> Training:
     update = plain["update"]
-    return Training(**plain | {"update": None if update is None else Update(**update)})
+    return Training(**{**plain, "update": None if update is None else Update(**update)})
