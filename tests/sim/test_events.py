@@ -209,3 +209,15 @@ def test_what_cannot_be_combined(options, words, digits):
         started(digits, **options)
     if "clock=async" in words and options["method"] == "fedbuff" and "ideal" not in options:
         assert started(digits, **options, clock="sync").events is None  # as it advises
+
+
+def test_a_server_optimiser_of_a_buffer(digits):
+    """Its step is 0.5 of FedBuff's, in the first version"""
+    options = {"weights": {"method": "fedbuff", "buffer_size": 6}, "lr": 0.5, "momentum": 0.0}
+    sim = started(digits, method="fedavgm", options=options)
+    plain = started(digits, method="fedbuff", options={"buffer_size": 6})
+    before = dict(sim.models[0])
+    for each in (sim, plain):
+        assert each.next_round()["version"] == 1
+    for key, value in before.items():
+        torch.testing.assert_close(sim.models[0][key], (value + plain.models[0][key]) / 2, rtol=1e-5, atol=1e-6)
