@@ -27,7 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fastagg.sim.config import Config
 from fastagg.sim.data import Dataset
 from fastagg.sim.partition import Partition
-from fastagg.sim.simulation import Clock, Simulation
+from fastagg.sim.simulation import Simulation
+from fastagg.sim.stopwatch import Stopwatch
 
 
 @dataclass
@@ -94,7 +95,7 @@ class PlainLoop:
         self.sizes = [len(rows) for rows in self.parts.train]
 
     def next_round(self) -> dict:
-        clock = Clock()
+        clock = Stopwatch()
         with clock("train"):
             client_sds = [self.train(k) for k in range(self.options.clients)]
         with clock("aggregate"):
@@ -146,7 +147,7 @@ class LibraryLoop(PlainLoop):
         ]
 
     def next_round(self) -> dict:
-        clock, clients = Clock(), range(self.options.clients)
+        clock, clients = Stopwatch(), range(self.options.clients)
         with clock("train"):
             for model in self.clients:
                 for new, old in zip(self.model.parameters(), model.parameters(), strict=True):

@@ -37,10 +37,12 @@ from fastagg.methods.cwfedavg import wdr_penalty as wdr_penalty
 from fastagg.methods.dnc import DnC as DnC
 from fastagg.methods.fedadp import FedAdp as FedAdp
 from fastagg.methods.fedamp import FedAMP as FedAMP
+from fastagg.methods.fedasync import FedAsync as FedAsync
 from fastagg.methods.fedavg import FedAvg as FedAvg
 from fastagg.methods.fedawa import FedAWA as FedAWA
 from fastagg.methods.fedawa import fedawa_objective as fedawa_objective
 from fastagg.methods.fedbe import FedBE as FedBE
+from fastagg.methods.fedbuff import FedBuff as FedBuff
 from fastagg.methods.feddf import FedDF as FedDF
 from fastagg.methods.feddisco import FedDisco as FedDisco
 from fastagg.methods.fedexp import FedExP as FedExP
@@ -701,6 +703,72 @@ def fedamp(
     Returns fastagg.Results: a Result for each client, with .mixing, .gram and .dropped.
     """
 
+def fedasync(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    decay: Literal["polynomial", "hinge", "constant"] = "polynomial",
+    a: float | None = None,
+    b: float = 4.0,
+    alpha: float = 0.6,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    group: Any = None,
+    version: PerClient,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """Asynchronous: each client's model is mixed into the global one as it comes; the staler, the less of it.
+
+    alpha     how much of a client's model the new one has, if it is not stale
+    decay     how that falls with the staleness t, the number of versions made since the client got its model:
+              "polynomial", (1 + t)^-a; "hinge", 1 up to t = b, then 1 / (a (t - b) + 1); "constant", 1
+    a, b      of decay; a is 0.5 (polynomial) or 10 (hinge) by default
+    version   per round, required: [K], the number of the version that each client started from. The first one is 0,
+              each round makes the next, and the aggregator's .version is the current one
+
+    With weights alpha s(t), times the data shares of several clients, the new model is g + sum_k weights_k (w_k - g);
+    .staleness has t. Buffers are mixed likewise. A client that started from an older version has to send its model, not
+    an update.
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
 def fedavg(
     global_sd: StateDict | None,
     client_sds: Iterable[StateDict],
@@ -956,6 +1024,77 @@ def fedbe(
 
     The result has .weights (the data shares, of the mean that is trained) and .losses (of each epoch, the mean over
     its batches).
+
+    Arguments of every method:
+
+    global_sd      the model that the clients started from, a state dict of tensors or NumPy arrays. Methods that do
+                   not need it accept None.
+    client_sds     the K client models: state dicts with the same keys, shapes and dtypes, on the same device. They
+                   are read in place and never modified.
+    sizes          data sizes of the clients, K numbers >= 0, in a list or by client id; default: equal
+    client_ids     K strings or integers that identify the clients across rounds and in messages; default: 0, 1, ...
+                   With the same ids, the same clients in another order give the same bits.
+    out            a former result, or any state dict of the same form, to write in place instead of allocating
+                   tensors; a list of them if the method returns several models. It must not share memory with an
+                   input.
+    params          names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running
+                    statistics. Methods compare models by their parameters; other tensors are averaged (robust methods:
+                    medians).
+    layers          function from the name of a tensor to the name of its layer; default: the module that contains it
+    on_bad_client   what to do with a client that cannot be aggregated: its model has other keys, shapes or dtypes, a
+                    NaN or infinity, or values too large to compute with, or its data size or another entry for it is
+                    invalid.
+                    "raise": an InputError names the client and the key. "drop": the client is left out, as if it had
+                    not been given, logged, and listed with the reason in .dropped of the result
+    gram            "auto": with many clients, a method that compares no pairs of clients does not form their Gram if
+                    that is cheaper; .gram of the result then has norms and projections, but no similarities of clients.
+                    "full": always form it
+    pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
+                    list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
+                    commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    group           the models are spread over the ranks of this torch.distributed process group (True: the default
+                    group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
+                    part of the result
+
+    Returns a fastagg.Result: the new state dict, with .weights, .gram and .dropped.
+    """
+
+def fedbuff(
+    global_sd: StateDict,
+    client_sds: Iterable[StateDict],
+    sizes: Sizes = ...,
+    *,
+    decay: Literal["polynomial", "hinge", "constant"] = "polynomial",
+    a: float | None = None,
+    b: float = 4.0,
+    buffer_size: int = 10,
+    server_lr: float = 1.0,
+    keep_versions: int = 5,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    group: Any = None,
+    version: PerClient,
+    client_ids: Sequence[ClientId] | None = ...,
+    out: StateDict | None = ...,
+) -> Result:
+    """Asynchronous: updates of clients that do not wait for each other; the staler, the less they count.
+
+    buffer_size     how many clients make a round: in a session, round.is_ready says that they are there
+    server_lr       how far the model moves
+    decay           how the weight falls with the staleness t, the number of versions made since the client got its
+                    model: "polynomial", (1 + t)^-a; "hinge", 1 up to t = b, then 1 / (a (t - b) + 1); "constant", 1
+    a, b            of decay; a is 0.5 (polynomial) or 10 (hinge) by default
+    keep_versions   how many former versions of the global model to remember, for clients that send models. Clients that
+                    send updates need none
+    version         per round, required: [K], the number of the version that each client started from. The first one is
+                    0, each round makes the next, and the aggregator's .version is the current one
+
+    The new model is g + sum_k weights_k (w_k - g_v): .weights are server_lr times the data shares times s(t), and
+    .staleness has t. Buffers are the mean by data shares. A client that started from a version that is not remembered
+    is a bad client, unless it sends its update.
 
     Arguments of every method:
 
@@ -2843,6 +2982,21 @@ def aggregator(
 ) -> FedAMP: ...
 @overload
 def aggregator(
+    name: Literal["fedasync"],
+    *,
+    decay: Literal["polynomial", "hinge", "constant"] = "polynomial",
+    a: float | None = None,
+    b: float = 4.0,
+    alpha: float = 0.6,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    group: Any = None,
+) -> FedAsync: ...
+@overload
+def aggregator(
     name: Literal["fedavg"],
     *,
     server_lr: float = 1.0,
@@ -2909,6 +3063,23 @@ def aggregator(
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
     group: Any = None,
 ) -> FedBE: ...
+@overload
+def aggregator(
+    name: Literal["fedbuff"],
+    *,
+    decay: Literal["polynomial", "hinge", "constant"] = "polynomial",
+    a: float | None = None,
+    b: float = 4.0,
+    buffer_size: int = 10,
+    server_lr: float = 1.0,
+    keep_versions: int = 5,
+    params: Iterable[str] | torch.nn.Module | None = None,
+    layers: Callable[[str], str] | None = None,
+    on_bad_client: Literal["raise", "drop"] = "raise",
+    gram: Literal["auto", "full"] = "auto",
+    pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    group: Any = None,
+) -> FedBuff: ...
 @overload
 def aggregator(
     name: Literal["feddf"],

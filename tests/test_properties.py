@@ -307,6 +307,8 @@ def tasks(draw, name, least=5):
             inputs[spec.name] = example_batches()
         elif spec.kind == "server_model":
             inputs |= round_inputs(name)
+        elif spec.kind == "versions":
+            inputs[spec.name] = np.zeros(r.K)
         elif spec.pairwise:
             if spec.required or draw(st.booleans()):
                 inputs[spec.name] = rng.random((r.K, r.K))

@@ -76,6 +76,8 @@ class Aggregator(Generic[R]):
     client_values   what its result says about each client in addition to weights
     needs_global    whether a round requires a global model
     buffers         how tensors that are not parameters are combined: "mean", with the weights, or "median"
+    stale_as        of asynchronous methods: as what clients that started from an older version of the global model are
+                    taken without that version, "models" or "updates"
 
     It implements weigh().
     """
@@ -88,6 +90,7 @@ class Aggregator(Generic[R]):
     client_values: ClassVar[tuple[ClientValue, ...]] = ()
     needs_global: ClassVar[bool] = True
     buffers: ClassVar[Buffers] = "mean"
+    stale_as: ClassVar[Literal["models", "updates"] | None] = None
 
     params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
@@ -230,6 +233,24 @@ class Aggregator(Generic[R]):
         """The smallest number of clients that a round can have"""
         return 1
 
+    @property
+    def waits_for(self) -> int | None:
+        """With how many clients a round is complete; None: whoever calls finish() knows"""
+        return None
+
+    @property
+    def version(self) -> int | None:
+        """The number of the current version of the global model, of asynchronous methods: what clients are told"""
+        return None
+
+    def why_not_client(self, inputs: Mapping[str, Any], is_update: bool) -> str:
+        """Why a client that sends its model, or an update, with these inputs cannot be in the round; empty if it can"""
+        return ""
+
+    def started_from(self, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
+        """The parameters of the model that a client with these inputs started from, if that is not the global model"""
+        return None
+
     @classmethod
     def example_round(cls, K: int) -> ExampleRound:
         """Options and inputs of a round with K clients, for tests and benchmarks of every method. If they depend on the
@@ -312,6 +333,12 @@ class Aggregator(Generic[R]):
                 round.add("hospital-3", client_sd, size=600)
                 round.add("hospital-7", "hospital-7.safetensors", size=150)
                 global_sd = round.finish()
+
+        With an asynchronous method (fedbuff, fedasync), clients say which version they started from:
+
+                round.add("hospital-3", update=diff_sd, version=3)  # they were told server.version with the model
+                if round.is_ready:
+                    global_sd = round.finish()  # and another round begins
 
         global_sd  as for aggregate(); or the path of a safetensors file
         memory     how much of the clients to keep in memory, in bytes or as "500MB"; the rest is written to the disk

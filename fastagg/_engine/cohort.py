@@ -180,12 +180,16 @@ class Cohort:
 
     def global_plus(self, update: Mapping[str, torch.Tensor], method: str) -> list[torch.Tensor]:
         """The global model plus an update that was remembered: [T]"""
+        return self._sum(self.table.global_model, self.with_parameters(update, method), 1.0, check=False)
+
+    def with_parameters(self, remembered: Mapping[str, torch.Tensor], method: str) -> list[torch.Tensor]:
+        """The global model with other parameters, which were remembered: [T]"""
         layout = self.table.layout
-        check_form(method, layout, update)
+        check_form(method, layout, remembered)
         tensors = list(self.table.global_model)
         for t in np.flatnonzero(layout.is_param):
-            tensors[t] = update[layout.keys[t]].to(self.table.device, layout.dtypes[t])
-        return self._sum(self.table.global_model, tensors, 1.0, check=False)
+            tensors[t] = remembered[layout.keys[t]].to(self.table.device, layout.dtypes[t])
+        return tensors
 
     def update_of(self, result: Result) -> dict[str, torch.Tensor]:
         """What a result adds to the parameters of the global model, by key"""

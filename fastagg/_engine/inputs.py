@@ -41,8 +41,9 @@ class RoundInput:
                    some), "start_losses" (of the model it started from, on the same data), "train_losses" (of that
                    model, on the data it trains on), "start_distances" (of all clients' models from that one), "choices"
                    (the number of the model it started from), "server_model" (the model that the server has trained on
-                   its own data). The simulator supplies those that a method requires, by its class or by its options,
-                   and start_distances where clients started from different models.
+                   its own data), "versions" (the number of the global model's version that it started from). The
+                   simulator supplies those that a method requires, by its class or by its options, and start_distances
+                   where clients started from different models.
     """
 
     name: str

@@ -64,8 +64,9 @@ class ServerOptimiser(GlobalAggregator):
         method = self._method = _weights_from(self.name, self.weights)
         self.state = Remembered({}, method.state)
         vars(self).update(  # this object's facts are those of the method
-            reads=method.reads, round_inputs=method.round_inputs, client_values=method.client_values
-        )
+            reads=method.reads, round_inputs=method.round_inputs, client_values=method.client_values,
+            stale_as=method.stale_as,
+        )  # fmt: skip
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
         own: tuple[Pass, ...] = ("mix", "update") if self.reads_twice(layout) else ("mix",)
@@ -185,6 +186,20 @@ class ServerOptimiser(GlobalAggregator):
     def _weights_method(self) -> Any:
         """The method that gives the weights, with what it remembers; None if there is none"""
         return None if self._method is None else self._method.with_state(self.state.of_weights)
+
+    @property
+    def waits_for(self) -> int | None:
+        return None if self._method is None else self._method.waits_for
+
+    @property
+    def version(self) -> int | None:
+        return None if self._method is None else self._weights_method.version
+
+    def why_not_client(self, inputs: Mapping[str, Any], is_update: bool) -> str:
+        return "" if self._method is None else self._weights_method.why_not_client(inputs, is_update)
+
+    def started_from(self, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
+        return None if self._method is None else self._weights_method.started_from(inputs)
 
     def known_clients(self) -> Iterable[Any]:
         return () if self._method is None else self._weights_method.known_clients()

@@ -93,6 +93,15 @@ class Config:
     selection: str = option("random", "how participants are chosen: random, or window (SimProx's sliding window)")
     dropout: float = option(0.0, "probability that a participating client sends nothing")
     stragglers: float = option(0.0, "probability that a client does fewer epochs than requested")
+    clock: str | None = option(
+        None,
+        "record simulated time. sync: a round lasts as long as its slowest client; async: clients do not wait for each "
+        "other (fedbuff, fedasync). Default, with --speeds: async for these two, sync for the others",
+    )
+    speeds: str | None = option(
+        None, "speeds of the clients: lognormal:0.5, uniform:0.2,1, or a number for each (default: all 1)"
+    )
+    until: float | None = option(None, "simulated time at which a run ends, if its rounds have not ended it before")
     attack: str = option("none", f"what malicious clients do: {', '.join(ATTACKS)}; or package.module:function")
     attackers: float = option(0.0, "fraction of clients that are malicious, drawn from the seed")
     attack_strength: float | None = option(
@@ -144,6 +153,15 @@ class Config:
         check_choice("sim", "batched", self.batched, (None, True, False))
         check_choice("sim", "ideal", self.ideal, (True, False))
         _ = self.clients_of_domains
+        check_choice("sim", "clock", self.clock, (None, "sync", "async"))
+        if self.until is not None:
+            check_number("sim", "until", self.until, 0, float("inf"), strict=True)
+            if self.clock is None and self.speeds is None:
+                raise ValueError(f"sim: until={self.until} without a clock; choose one (--clock), or --speeds")
+        if self.speeds is not None:
+            from fastagg.sim.pace import parsed  # with NumPy
+
+            parsed(self.speeds)
         for name, low in (("clients", 1), ("rounds", 1), ("proxy", 0), ("seed", 0), ("min_size", 1), ("threads", 1)):
             check_integer("sim", name, getattr(self, name), low)
         for name, most in (("rounds", 10**9), ("seed", 2**62), ("threads", 1024), ("clients", 10**6)):

@@ -69,6 +69,8 @@ def described(groups: Groups) -> str:
     for name, words in (("dropout", "dropout"), ("stragglers", "stragglers"), ("corrupted", "corrupted clients")):
         if say(name) not in ("0", "?"):
             parts.append(f"{words} {say(name)}")
+    if say("speeds") not in ("None", "?"):
+        parts.append(f"client speeds {say('speeds')}")
     parts.append(f"model {say('model')}")
     parts.append(f"{say('rounds')} rounds of {say('epochs')} local epochs at learning rate {say('lr')}")
     said = [run.summary.get("seed") for runs in groups.values() for run in runs]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,25 +105,22 @@ def aggregate(
 def whole_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """What a server remembers, with tensors by the model's keys gathered from the ranks' parts"""
     cut = cut_of(peers, model)
-    return {
-        name: redistribute.gather(peers, cut, value, None, 64 << 20) if _is_by_key(value) else value
-        for name, value in state.items()
-    }
+    return _by_key(state, lambda tensors: redistribute.gather(peers, cut, tensors, None, 64 << 20))
 
 
 def part_of_state(peers: Peers, state: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """This rank's part of it"""
     cut = cut_of(peers, model)
-    return {
-        name: {key: piece.clone() for key, piece in cut.part(peers.rank, value).items()}
-        if _is_by_key(value) else value
-        for name, value in state.items()
-    }  # fmt: skip
+    return _by_key(state, lambda sd: {key: piece.clone() for key, piece in cut.part(peers.rank, sd).items()})
 
 
-def _is_by_key(value: Any) -> bool:
-    """Tensors by the model's keys, and not the state of the method that gives a server optimiser its weights"""
-    return isinstance(value, Mapping) and all(isinstance(entry, torch.Tensor) for entry in value.values())
+def _by_key(tree: Any, change: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """A state with what is tensors by the model's keys changed, wherever in it that is"""
+    if not isinstance(tree, Mapping):
+        return tree
+    if all(isinstance(entry, torch.Tensor) for entry in tree.values()):
+        return change(tree)
+    return {name: _by_key(entry, change) for name, entry in tree.items()}
 
 
 def cut_of(peers: Peers, model: Mapping[str, Any]) -> redistribute.Cut:

@@ -87,7 +87,7 @@ def _follow(options: Config, sim: Simulation, store: InFolder) -> dict[str, Any]
     if not store.resumed:
         sim.state_dict()
     try:
-        while sim.round < options.rounds:
+        while not sim.is_over:
             sim.next_round()
             sim.state_dict()
     except KeyboardInterrupt:
@@ -117,11 +117,13 @@ def _simulate(
     conclude()  # so that a run that is killed has a name
     ended: dict[str, Any] = {"interrupted": False}
     try:
-        while sim.round < options.rounds:
+        while not sim.is_over:
             record = sim.next_round()
             store.add(record, sim)
             if on_round is not None:
                 on_round(record)
+        if sim.round < options.rounds:  # in time
+            ended |= {"finished": True}
     except KeyboardInterrupt:
         ended = {"interrupted": True}
     except attack.Diverged:  # a result too: this attack ends training, and leaves no accuracy to speak of

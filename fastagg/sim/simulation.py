@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +16,20 @@ from fastagg.sim import attack, data, models, ranks, supplied
 from fastagg.sim.attack.data import Backdoor, flipped
 from fastagg.sim.config import Config, check_combination, options_of_the_model
 from fastagg.sim.divide import divided
+from fastagg.sim.events import Events
+from fastagg.sim.events import is_wanted as wants_events
 from fastagg.sim.ideal import Ideal
 from fastagg.sim.ideal import why_not as why_no_ideal
 from fastagg.sim.objects import Own
 from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, outcomes
+from fastagg.sim.pace import Pace, speeds_of
+from fastagg.sim.stopwatch import Stopwatch
 from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
-SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS, TRIGGERS, IDEAL = range(9)
+SELECTION, DROPOUT, STRAGGLING, BATCHES, ATTACKERS, NOISE, MODELS, TRIGGERS, IDEAL, SPEEDS = range(10)
 
 
 class Simulation:
@@ -83,6 +85,9 @@ class Simulation:
         self.momentum: dict[int, dict[str, torch.Tensor]] = {}  # of clients, with keep_momentum
         self.shared = self.trainer.algorithm.shared(self.models[0], self.parameters)  # what all clients are told
         self.choose_models(range(o.clients))
+        speeds = speeds_of(o.speeds, o.clients, self.draw(SPEEDS))
+        self.pace = Pace(speeds, self.sizes(list(range(o.clients))), o.epochs)  # of a run with a clock
+        self.events = Events(self) if wants_events(self) else None
 
     def first_state(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {key: value.detach().clone().to(self.options.device) for key, value in module.state_dict().items()}
@@ -102,13 +107,14 @@ class Simulation:
 
     def next_round(self) -> dict[str, Any]:
         """Trains and aggregates once; returns what is recorded of it"""
-        o, r = self.options, self.round + 1
-        clock = Clock()
-        invited = self.chosen(r)
-        present = [k for k in invited if self.draw(DROPOUT, r, k).random() >= o.dropout] or invited[:1]
-        lr = o.lr * o.lr_decay ** (r - 1)
+        if self.events is not None:
+            return self.events.next_round()
+        r, clock = self.round + 1, Stopwatch()
+        invited, lr = self.chosen(r), self.lr(r)
+        present = [k for k in invited if not self.lost(r, k)] or invited[:1]
         self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
+        self.pace.wait_for((job.client, job.epochs) for job in jobs)
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
                 self.peers, jobs, lambda some: self.trained(r, some, lr)
@@ -121,7 +127,7 @@ class Simulation:
         here = [i for i, k in enumerate(present) if k not in getattr(result, "dropped", ())]
         present, updates = [present[i] for i in here], [updates[i] for i in here]  # what is recorded is of these
         record = {
-            "round": r, "lr": lr, "clients": present, "lost": sorted(set(invited) - set(present)),
+            "round": r, "lr": lr, **self.times, "clients": present, "lost": sorted(set(invited) - set(present)),
             "train_loss": float(np.average([u.loss for u in updates], weights=self.sizes(present))),
         }  # fmt: skip
         with clock("evaluate"):
@@ -130,6 +136,22 @@ class Simulation:
             seed = int(self.draw(IDEAL, r).integers(2**31))
             record |= self.ideal.observed(self, before, present, updates, lr, seed)
         return record | {"seconds": clock.seconds}
+
+    def lr(self, r: int) -> float:
+        return self.options.lr * self.options.lr_decay ** (r - 1)
+
+    def lost(self, turn: int, client: int) -> bool:
+        """It trains and sends nothing"""
+        return self.draw(DROPOUT, turn, client).random() < self.options.dropout
+
+    @property
+    def is_over(self) -> bool:
+        return self.round >= self.options.rounds or self.pace.time >= (self.options.until or float("inf"))
+
+    @property
+    def times(self) -> dict[str, float]:
+        """What is recorded of simulated time, if the run has a clock"""
+        return {"time": self.pace.time} if self.options.clock or self.options.speeds else {}
 
     @property
     def first(self) -> bool:
@@ -291,10 +313,12 @@ class Simulation:
             "model_of": self.model_of, "memory": {str(k): v for k, v in self.memory.items()},
             "momentum": {str(k): v for k, v in self.momentum.items()}, "shared": self.shared,
             "server": server if self.peers is None else ranks.whole_state(self.peers, server, self.models[0]),
+            **self.times, **({} if self.events is None else {"events": self.events.state_dict()}),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names = {"round", "models", "model_of", "memory", "momentum", "shared", "server"}
+        names = {"round", "models", "model_of", "memory", "momentum", "shared", "server", *self.times}
+        names |= set() if self.events is None else {"events"}
         for missing in names - (state.keys() if isinstance(state, dict) else set()):
             raise ValueError(f"sim: the checkpoint has no {missing!r}; it is not one of a run")
         models, model_of, r = state["models"], state["model_of"], state["round"]
@@ -321,6 +345,9 @@ class Simulation:
         self.round, self.models, self.model_of = r, [here(m) for m in models], model_of
         self.memory, self.momentum = ({k: here(sd) for k, sd in kept.items()} for kept in (memory, momentum))
         self.shared = here(state["shared"])
+        self.pace.time = state.get("time", 0.0)
+        if self.events is not None:
+            self.events.load_state_dict(state["events"])
 
 
 def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
@@ -331,19 +358,6 @@ def same_form(a: Any, b: dict[str, torch.Tensor]) -> bool:
 
 def is_state(a: Any) -> bool:
     return isinstance(a, dict) and all(isinstance(value, torch.Tensor) for value in a.values())
-
-
-class Clock:
-    """Seconds by what they were spent on"""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[phase] = time.perf_counter() - start
 
 
 def mean(values: list[float]) -> float | None:

@@ -25,7 +25,7 @@ def facts_of(sim: Simulation) -> dict[str, Any]:
 
 
 def before_training(sim: Simulation) -> dict[str, Any]:
-    return {"round": 0, "clients": [], "seconds": {}} | sim.evaluated()
+    return {"round": 0, "clients": [], "seconds": {}} | sim.times | sim.evaluated()
 
 
 class InMemory:

@@ -113,5 +113,6 @@ SUPPLIES: dict[str | None, Callable[[Simulation, list[int], list[Update]], Any]]
     "train_losses": lambda sim, present, _: _start_losses(sim, present, held_out=False),
     "start_distances": _start_distances,
     "server_model": lambda sim, _, __: server_model(sim),
+    "versions": lambda sim, present, _: [sim.server.version] * len(present),
     "choices": lambda sim, present, _: [sim.model_of[k] for k in present],
 }

@@ -137,6 +137,20 @@ def test_a_damaged_client_has_to_send_again(tmp_path, caplog):
         assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
 
 
+def test_a_stop_while_a_round_is_removed_leaves_no_client_to_the_next(tmp_path):
+    g, clients = make(2, {"w": (40, 30)})
+    server = fastagg.aggregator("fedavg")
+    for k in (0, 1):
+        with server.round(g, memory=1, spill=tmp_path) as round:
+            round.add(k, clients[k])
+        (tmp_path / "round.json").unlink()  # the first thing that clear() does
+        assert server.resume_round(tmp_path) is None
+    with server.round(g, memory=1, spill=tmp_path):
+        pass
+    with server.resume_round(tmp_path) as round:
+        assert round.clients == []
+
+
 def test_cancel_and_temporary_folders(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()

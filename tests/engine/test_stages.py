@@ -310,8 +310,10 @@ def test_every_method_takes_stages_or_says_why_not(name, pre):
     g, clients = cohort(7)
     options = {"f": 0} if name in ("krum", "multi_krum", "bulyan") else OPTIONS[name]
     cls, buckets = registry()[name], pre.startswith("bucketing")
-    if cls.produces != "global" or (
-        buckets and (name == "fedadp" or any(s.required and s.per_client for s in cls.round_inputs))
+    if (
+        cls.produces != "global"
+        or cls.stale_as is not None
+        or (buckets and (name == "fedadp" or any(s.required and s.per_client for s in cls.round_inputs)))
     ):
         with pytest.raises(ValueError, match="cannot be before it: it "):
             fastagg.aggregator(name, **options, pre=pre)

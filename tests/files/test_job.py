@@ -290,7 +290,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path):
     refused("memory='lots'", error=ValueError, memory="lots")
     refused("none for client 'c1'", sizes={"c0": 1})
     refused("'d9' is not a client", sizes={"c0": 1, "c1": 1, "c2": 1, "d9": 1})
-    refused("keeps its moments in memory", method="fedadam", memory="1MB")
+    refused("keeps tensors of the model's size in memory", method="fedadam", memory="1MB")
     refused("allow more memory", layerwise=True, memory=100)
     refused("cannot be the name of a file", method="fedamp", target=tmp_path / "p", client_ids=["a", "../b", "c"])
     refused("has 2 entries for 3", client_ids=["a", "b"])

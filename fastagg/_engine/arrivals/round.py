@@ -180,6 +180,13 @@ class Round:
         with self._changed:
             return dict(self._refused)
 
+    @property
+    def is_ready(self) -> bool:
+        """As many clients are in the round as the method waits for, if it says so (fedbuff, fedasync)"""
+        wanted = self._server.waits_for
+        with self._changed:
+            return wanted is not None and len(self._clients) >= wanted
+
     def finish(self, *, client_ids: Sequence[ClientId] | None = None, out: Out = None, **inputs: Any) -> Any:
         """Aggregates the clients who came, and ends the round. After an error it is open again.
 
@@ -252,8 +259,13 @@ class Round:
             raise TypeError(f"{self._server.name}: a client has no {unknown!r}{suggest(unknown, specs)}")
         wrong = {} if size is None else read_sizes([size], [name])[1]
         given = [spec for spec in specs.values() if spec.name in inputs and not spec.pairwise and spec.client_axis == 0]
+        read: dict[str, Any] = {}
         for spec in given:
-            wrong |= read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])[1]
+            values, faults = read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])
+            wrong |= faults
+            read |= {what: value[0] for what, value in values.items()}
+        if not wrong and (why := self._server.why_not_client(read, is_update)):
+            wrong = {0: why}
         if wrong:
             raise BadClientError(wrong[0], wrong)
         files: list[MappedFile] = []
@@ -400,8 +412,13 @@ class Round:
         if client.is_update == to_update:
             return client
         table = tables.build(self._global, [client.model], narrow=True, hints=False)
+        start = self._server.started_from(client.inputs) or {}
+        base = [
+            start[key].to(t.device) if key in start else t
+            for key, t in zip(table.layout.keys, table.global_model, strict=True)
+        ]
         turn = updates.update_of if to_update else updates.model_of
-        tensors = turn(table.clients[0], table.global_model)
+        tensors = turn(table.clients[0], base)
         sd = dict(zip(table.layout.keys, tensors, strict=True))
         return replace(client, model=sd, is_update=to_update, narrow=client.narrow and to_update, files=[])
 

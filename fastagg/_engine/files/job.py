@@ -321,7 +321,7 @@ class Job:
         need = self.server.bytes_needed((t.numel(), t.dtype) for t in tensors)
         if need > self.memory:
             raise InputError(
-                f"{self.server.name} keeps its moments in memory, and computes new ones from them: that takes "
+                f"{self.server.name} keeps tensors of the model's size in memory, and computes new ones: that takes "
                 f"{need / 1e9:.2g} GB, memory allows {self.memory / 1e9:.2g} GB"
             )
 

@@ -7,6 +7,7 @@ forest     differences to a baseline
 weights    each client's weight over rounds
 cosines    how alike clients are
 heads      what output layers say of the clients' classes
+simulated  accuracy over simulated time
 ideal      distance to the update of training on all data
 time       seconds by phase
 """
@@ -23,6 +24,7 @@ from fastagg.sim.plots.curves import accuracy, attack_success, coherence, gamma,
 from fastagg.sim.plots.forest import forest
 from fastagg.sim.plots.heads import head_shares, heads
 from fastagg.sim.plots.ideal import ideal
+from fastagg.sim.plots.simulated import over_time
 from fastagg.sim.plots.steps import heterogeneity, spread, step
 from fastagg.sim.plots.style import INK, look, save
 from fastagg.sim.plots.time import time
@@ -49,6 +51,7 @@ __all__ = [
     "look",
     "loss",
     "over_seeds",
+    "over_time",
     "save",
     "span",
     "spread",
@@ -105,6 +108,12 @@ def figures(groups: Groups, metric: Metric) -> Iterator[Drawn]:
         good = "Lower" if metric.best == "min" else "Higher"
         words = f"{good} and earlier is better ({tested}; round 0 is the untrained model).{band}{dots}"
         yield Drawn("accuracy", metric.plain[:1].upper() + metric.plain[1:], words, figure)
+    if figure := over_time(groups, metric):
+        words = (
+            "The same over simulated time: clients have speeds. In a synchronous round all wait for the slowest; "
+            f"asynchronous methods take what arrives.{band}"
+        )
+        yield Drawn("simulated", "Over simulated time", words, figure)
     if figure := loss(groups):
         words = (
             "Lower is better. Where test loss rises and accuracy does not fall, the model is too sure of its errors; "

@@ -13,7 +13,7 @@ Groups = dict[str, list[Run]]
 # What runs of one label may differ in and still be seeds of the same thing
 FREE = {"seed", "data_dir", "batched", "threads", "device"}
 # What belongs to a method. All other options make the setting, in which methods are compared.
-OF_METHOD = {"method", "options", "algorithm", "mu", "wdr"}
+OF_METHOD = {"method", "options", "algorithm", "mu", "wdr", "clock"}
 
 
 def group(runs: Sequence[Run]) -> Groups:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fastagg.sim.report.grouping import Groups, settings
 from fastagg.sim.report.metric import Metric, metric_of
 from fastagg.sim.report.reading import Run
 from fastagg.sim.report.scores import curve, score
+from fastagg.sim.report.simulated import end_of
 from fastagg.sim.statistics import CONFIDENCE, Difference, paired
 
 
@@ -75,7 +77,11 @@ def _seed(run: Run) -> int | None:
     return run.summary.get("seed")
 
 
-def _end(run: Run) -> int | None:
+def _end(run: Run) -> Any:
+    """The same for runs that are equally far: in rounds, or in simulated time if that has ended them"""
+    until = run.config.get("until")
+    if until is not None and (end_of(run) or 0) >= until:
+        return f"time {until}"
     return run.metrics[-1]["round"] if run.metrics else None
 
 

@@ -57,7 +57,7 @@ PARTITION: Forms = {"counts": lambda value: is_matrix(value, is_count)}
 SUMMARY: Forms = NAMED | {
     "label": is_text, "label_counts": lambda value: is_matrix(value, is_count),
     "training": is_text, "versions": lambda value: is_table(value, is_text), "accuracy": is_number,
-    "personal_accuracy": is_number, "attack_success": is_number, "rounds_per_second": is_number,
+    "personal_accuracy": is_number, "attack_success": is_number, "time": is_number, "rounds_per_second": is_number,
     "aggregation_share": is_number,
 }  # fmt: skip
 ROUND: Forms = {
@@ -65,7 +65,8 @@ ROUND: Forms = {
     "model_cosine": is_matrix, "seconds": is_table, "accuracy": is_number, "personal_accuracy": is_number,
     "loss": is_number, "coherence": is_number, "gamma": is_number, "train_loss": is_number, "norms": is_list,
     "step": is_number, "fedavg_step": is_number, "shrink_ratio": is_number, "heads": is_matrix,
-    "attack_success": is_number, "ideal_clients": is_list, "ideal_merged": is_number, "ideal_method": is_number,
+    "attack_success": is_number, "time": is_number, "version": is_count, "staleness": is_list,
+    "ideal_clients": is_list, "ideal_merged": is_number, "ideal_method": is_number,
 }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def summarise(metrics: Sequence[dict[str, Any]], planned: int, best: str = "max"
         "accuracy_best_10": score(values, "best_10", best),
         "personal_accuracy": score(curve(metrics, "personal_accuracy"), "last_5"),
         **({"attack_success": score(success, "last_5")} if success else {}),
+        **({"time": metrics[-1]["time"]} if metrics[-1].get("time") is not None else {}),
         "seconds": seconds | {"total": total}, "rounds_per_second": count / total if total else None,
         "aggregation_share": seconds["aggregate"] / total if total else None,
     }  # fmt: skip

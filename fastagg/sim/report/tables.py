@@ -10,6 +10,7 @@ from fastagg.sim.report.grouping import Groups, sections, setting_options, setti
 from fastagg.sim.report.metric import Metric, metric_of
 from fastagg.sim.report.pairs import Comparison, differences, seedwise, value_of
 from fastagg.sim.report.scores import AVERAGED, SCORES, curve, spent
+from fastagg.sim.report.simulated import common_end, end_of, value_at
 from fastagg.sim.statistics import CONFIDENCE
 
 Cells = tuple[list[str], list[tuple[bool, list[str]]]]  # headings, and rows with what is bold
@@ -27,10 +28,11 @@ def table(groups: Groups) -> list[dict[str, Any]]:
     best           the best mean, or one that is printed alike
     within_noise   the confidence interval of the difference to the best, over the seeds that both have, includes 0;
                    never claimed where that are fewer than two
+    at_time        where all have a clock: (mean, std) when the first of them ended; time: the mean of the seeds' ends
     unfinished     number of runs cut short
     rounds_per_second, aggregation_share    over all seeds' rounds, see spent(); None where no time is recorded
     """
-    metric = metric_of(groups)
+    metric, end = metric_of(groups), common_end(groups)
     rows = []
     for label, runs in groups.items():
         scores = {name: _spread([value_of(run, metric, name) for run in runs]) for name in SCORES}
@@ -43,6 +45,8 @@ def table(groups: Groups) -> list[dict[str, Any]]:
             "scores": scores, "best": False, "within_noise": False,
             "attack_success": _spread([run.summary.get("attack_success") for run in runs]),
             "whole": _spread([value_of(run, plain) for run in runs]) if metric.is_personal else None,
+            "at_time": None if end is None else _spread([value_at(run, metric, end) for run in runs]),
+            "time": None if end is None else _spread([end_of(run) for run in runs])[0],
             "unfinished": sum(not run.summary.get("finished", False) for run in runs),
             "rounds_per_second": count / total if timed else None,
             "aggregation_share": seconds["aggregate"] / total if timed else None,
@@ -126,13 +130,14 @@ def averaged(groups: Groups, score: str = "last_5") -> str:
 
 def cells_of(groups: Groups) -> Cells:
     """Headings, and a row of cells for every label with whether it is the best of several"""
-    metric = metric_of(groups)
+    metric, end = metric_of(groups), common_end(groups)
     headings = ["method", metric.headed(metric.words)]
     headings += [metric.headed("on the whole test set")] if metric.is_personal else []
     rows = table(groups)
     attacked = any(row["attack_success"][0] is not None for row in rows)
     headings += ["attack success, %"] if attacked else []
     headings += [metric.headed("best round"), metric.headed("ten best")]
+    headings += [] if end is None else [metric.headed(f"at time {end:.3g}"), "time at the end"]
     headings += ["seeds", "rounds/s", "time in aggregation, %"]
     lines = []
     for row in rows:
@@ -140,6 +145,7 @@ def cells_of(groups: Groups) -> Cells:
         cells += [metric.text(*row["whole"]) if row["whole"][0] is not None else "-"] if metric.is_personal else []
         cells += [_success(row)] if attacked else []
         cells += [metric.text(*row["scores"][name]) for name in ("best", "best_10")]
+        cells += [] if end is None else [metric.text(*row["at_time"]), f"{row['time']:.3g}"]
         cells += [str(row["runs"]) + (f" ({row['unfinished']} unfinished)" if row["unfinished"] else "")]
         speed, share = row["rounds_per_second"], row["aggregation_share"]
         cells += ["-" if speed is None else f"{speed:.3g}", "-" if share is None else f"{100 * share:.2g}"]
@@ -163,6 +169,11 @@ def notes_of(groups: Groups) -> list[str]:
         f"{name[0].upper() + name[1:]} is {of_the(averaged(groups))}{spread}; then the best round, and the mean of the "
         "ten best rounds (or of all, where there are fewer)."
     ]
+    if any(row["time"] is not None for row in rows):
+        notes.append(
+            "Time is simulated: 1 is what a client of speed 1 with an average number of samples takes to train once. "
+            '"At time" is what methods have reached when the first run ends.'
+        )
     if metric.best == "min":
         notes.append("Lower is better.")
     if personal:
