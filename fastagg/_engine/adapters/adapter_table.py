@@ -177,9 +177,9 @@ def _with_modules(
         [*own, *(table.center or [None] * table.T)],  # type: ignore[arg-type]
         np.concatenate([none, table.client_address]), np.concatenate([none[:, 0], table.center_address]),
         (*(False for _ in modules), *table.as_numpy), table.metadata, table.other_inputs, table.client_ids,
-        table.positions, tuple(p.names[m] for m, p in zip(modules, first, strict=True)),
-        tuple(p.factors[m] for m, p in zip(modules, first, strict=True)),
-        next((config for config in configs if config is not None), None),
+        table.positions, names=tuple(p.names[m] for m, p in zip(modules, first, strict=True)),
+        like=tuple(p.factors[m] for m, p in zip(modules, first, strict=True)),
+        config=next((config for config in configs if config is not None), None),
     )  # fmt: skip
 
 
