@@ -2,7 +2,7 @@
 forming them, and against averaging A and B separately. The measurements of docs/lora.md.
 
 python -m benchmarks.lora                              # 32 layers, 20 clients, rank 16: 3.4 GB of adapters, 5 GB in all
-python -m benchmarks.lora --layers 1 --clients 4       # the same at a small size
+python -m benchmarks.lora --layers 2 --divide 8        # the same at a small size
 
 Answers are compared with dense ones in float64 before anything is timed. R is one read of the clients' adapters.
 """
@@ -73,12 +73,12 @@ def _modules(sd: Adapter) -> list[str]:
     return [key.removesuffix(".lora_A.weight") for key in sd if "lora_A" in key]
 
 
-def dense(K: int, rank: int, layers: int) -> float:
+def dense(K: int, rank: int, layers: int, divide: int) -> float:
     """Seconds for forming all B A, their Gram, the weighted sum and its rank (torch.svd_lowrank, which approximates),
     from one module of each shape: computed for all modules of the model"""
     seconds = 0.0
     for shape in dict.fromkeys(LAYER.values()):
-        out, into = shape
+        out, into = (n // divide for n in shape)
         B = [torch.randn(out, rank) for _ in range(K + 1)]
         A = [torch.randn(rank, into) for _ in range(K + 1)]
         weights = torch.full((K,), 1 / K)
@@ -115,14 +115,15 @@ def main() -> None:
     p.add_argument("--layers", type=int, default=32)
     p.add_argument("--clients", type=int, default=20)
     p.add_argument("--rank", type=int, default=16)
+    p.add_argument("--divide", type=int, default=1, help="modules are so many times narrower")
     p.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     p.add_argument("--rounds", type=int, default=3, help="measured runs of each job; their median is shown")
     p.add_argument("--json", type=Path, help="where to write the numbers to")
     args = p.parse_args()
     dtype = getattr(torch, args.dtype)
     check(args.clients, args.rank, dtype)
-    formed = dense(args.clients, args.rank, args.layers)
-    g, clients = cohort(args.layers, args.clients, args.rank, dtype)
+    formed = dense(args.clients, args.rank, args.layers, args.divide)
+    g, clients = cohort(args.layers, args.clients, args.rank, dtype, args.divide)
     size = sum(value.nbytes for value in g.values())
     print(f"{len(g) // 2} modules, {args.clients} clients of {size / 1e6:.0f} MB, {args.dtype}, "
           f"{torch.get_num_threads()} threads, {measure.cpu_name()}")  # fmt: skip
