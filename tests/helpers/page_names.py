@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg.extend import Cohort, GlobalAggregator
+from helpers import adapters
 
 IDS = ["hospital-3", "hospital-7", "hospital-9"]
 SIZES = [600, 150, 420]
@@ -52,6 +54,7 @@ def given() -> dict[str, Any]:
     test_x, test_y = samples(60, 1)
     models = [trained(seed) for seed in range(1, 9)]
     model = Net()
+    global_adapter, client_adapters = adapters.cohort(3)
     names = {
         "fastagg": fastagg, "torch": torch, "np": np, "dist": torch.distributed, "__name__": "page",
         "model": model, "make_net": lambda: Net(), "global_sd": model.state_dict(), "client_sds": models[:3],
@@ -59,6 +62,8 @@ def given() -> dict[str, Any]:
         "server_sd": trained(9), "proxy": [(x[:50], y[:50])], "x": x, "y": y, "test_x": test_x, "test_y": test_y,
         "MyMethod": MyMethod, "counts": torch.tensor([[5, 1, 0], [0, 3, 3], [2, 2, 2]]),
         "paths": [f"clients/{name}.safetensors" for name in IDS],
+        "global_adapter": global_adapter, "client_adapters": client_adapters,
+        "peft": SimpleNamespace(set_peft_model_state_dict=lambda model, new: None),  # make test-peft has the real one
         "my_client_sds": models[:3], "my_ids": IDS, "my_sizes": SIZES, "group": True,
     }  # fmt: skip
     return names
@@ -70,6 +75,14 @@ def write_files(folder: Path) -> None:
     save_file(trained(0), folder / "g.safetensors")
     for seed, name in enumerate(IDS, 1):
         save_file(trained(seed), folder / f"clients/{name}.safetensors")
+    global_adapter, client_adapters = adapters.cohort(3)
+    for name, adapter in zip(
+        ["round-3", *(f"adapters/{name}" for name in IDS)], [global_adapter, *client_adapters], strict=True
+    ):
+        (folder / name).mkdir(parents=True)
+        save_file(adapter, folder / name / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+        (folder / name / "adapter_config.json").write_text(json.dumps(config))
     (folder / "sizes.json").write_text(json.dumps(dict(zip(IDS, SIZES, strict=True))))
 
 
