@@ -29,9 +29,9 @@ class Arrivals:
     def __init__(self, cohort: Cohort, method: str, where: str, form: str) -> None:
         self.cohort, self.server, self.form = cohort, fastagg.aggregator(method), form
         size = cohort.bytes // cohort.K // (2 if form == "narrow" else 1)
-        # of memory=, three quarters are for clients
+        # of memory=, half is for clients
         self.options: dict[str, Any] = {
-            "memory": {}, "half": {"memory": int(size * (cohort.K / 2 + 0.5) / 0.75)}, "disk": {"memory": 1 << 24},
+            "memory": {}, "half": {"memory": int(size * (cohort.K / 2 + 0.5) / 0.5)}, "disk": {"memory": 1 << 24},
             "running": {"running": True},
         }[where]  # fmt: skip
         self.sent = [self._sent(sd) for sd in cohort.client_sds]

@@ -7,8 +7,8 @@ Replies are what a server has received: bytes. "Whole" is all that happens from 
 next: decoding, aggregation, and in Flower encoding of the result. "Arithmetic" is the aggregation of models that are
 decoded already. In NVFlare models are accepted one by one, as they arrive there; "kept" keeps all of them, which is the
 default, and "memory=" bounds what they may take: FedAvg is then a running sum, as NVFlare's own is. Neither
-framework has FedAWA (here the released variant): theirs is then the usual PyTorch code (benchmarks/torch_code.py) between
-their own decoding and encoding. Contestants take turns; results are compared before any time is taken.
+framework has FedAWA (here the released variant): theirs is then the usual PyTorch code (benchmarks/torch_code.py)
+between their own decoding and encoding. Contestants take turns; results are compared before any time is taken.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing_extensions import dataclass_transform
 
 from fastagg._engine import options, rounds, saved
 from fastagg._engine.access import Access
-from fastagg._engine.arrivals.round import Round
+from fastagg._engine.arrivals.round import Check, Round
 from fastagg._engine.arrivals.spill import Spill
 from fastagg._engine.checks import InputError
 from fastagg._engine.cohort import Cohort
@@ -325,7 +325,7 @@ class Aggregator(Generic[R]):
 
     def round(
         self, global_sd: StateDict | str | os.PathLike | None, *, memory: int | str | None = None,
-        spill: str | os.PathLike | None = None, running: bool = False,
+        spill: str | os.PathLike | None = None, running: bool = False, check: Check = "add",
     ) -> Round:  # fmt: skip
         """Begins a round whose clients arrive one by one:
 
@@ -347,8 +347,10 @@ class Aggregator(Generic[R]):
                    folder, which is lost with the process
         running    clients are added up in float64 as they come, and let go: for fedavg and uniform. The result may
                    differ from that of aggregate() in its last bit; otherwise, it has the same bits
+        check      when clients are searched for NaN and infinity: as they come, by one read of each, or ("finish") in
+                   the reads that the method makes at the end
         """
-        return Round(self, global_sd, memory=memory, spill=spill, running=running)
+        return Round(self, global_sd, memory=memory, spill=spill, running=running, check=check)
 
     def resume_round(self, spill: str | os.PathLike, *, memory: int | str | None = None) -> Round | None:
         """Goes on with the round in this folder and the clients that are on the disk there. None if there is none, or

@@ -176,11 +176,12 @@ class FastAggAggregator(ModelAggregator):
         """A round for the clients of one form. There is one, unless a client is wrong."""
         if center is not None and kind == ParamsType.DIFF and self._needs_global(kind):
             center = {key: _widened(value) for key, value in center.items()}
+        # what is wrong with a client is said at the end, so its values need not be looked at before that
         if self.memory is None:
-            return self._server.round(center)
+            return self._server.round(center, check="finish")
         if not self._groups and self._server.part_of_mean(1.0) is not None and not self._server.stages:
             return self._server.round(center, running=True)
-        return self._server.round(center, memory=1 if self._groups else self.memory)
+        return self._server.round(center, memory=1 if self._groups else self.memory, check="finish")
 
     def aggregate_model(self) -> FLModel:
         try:

@@ -92,6 +92,26 @@ def test_buffers_are_looked_at_when_a_client_comes(running):
         assert_same_bits(round.finish(), g)
 
 
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize("name", ["fedavg", "fedawa"])
+def test_values_may_be_looked_at_in_the_end(name, memory):
+    g, clients = make(3, {"w": (4, 3)})
+    clients[1] = {"w": torch.full((4, 3), torch.nan)}
+    with fastagg.aggregator(name).round(g, memory=memory, check="finish") as round:
+        assert all(round.add(k, sd) for k, sd in enumerate(clients))
+        with pytest.raises(BadClientError, match=r"client 1: key 'w' has values that are not finite"):
+            round.finish()
+    with fastagg.aggregator(name, on_bad_client="drop").round(g, memory=memory, check="finish") as round:
+        assert all(round.add(k, sd) for k, sd in enumerate(clients))
+        result = round.finish()
+    assert list(result.dropped) == [1]
+    assert_same_bits(result, fastagg.aggregator(name).aggregate(g, clients[::2]))
+    with pytest.raises(InputError, match="leave check out"):
+        fastagg.aggregator("fedavg").round(g, running=True, check="finish")
+    with pytest.raises(ValueError, match="expected 'add' or 'finish'"):
+        fastagg.aggregator("fedavg").round(g, check="never")
+
+
 def test_sizes_of_all_or_of_none():
     g, clients = make(3, {"w": (4, 3)})
     for sizes in ((1, None), (None, 1)):

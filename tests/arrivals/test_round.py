@@ -19,7 +19,7 @@ BYTES = sum(value.nbytes for value in cohort()[0].values())
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("memory", [None, 3 * BYTES, 1])
+@pytest.mark.parametrize("memory", [None, 4 * BYTES, 1])
 def test_every_method_has_the_bits_of_a_whole_round(name, memory, tmp_path):
     g, clients = cohort()
     before = snapshot(g, *clients)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 LOG = logging.getLogger("fastagg")
+Check = Literal["add", "finish"]
 Model = StateDict | MappedModel | str | os.PathLike  # a state dict, or where it is: a safetensors file or folder
 
 
@@ -66,7 +67,8 @@ class Round:
 
     def __init__(
         self, server: Aggregator, global_sd: Model | None, *, memory: int | str | None = None,
-        spill: str | os.PathLike | None = None, running: bool = False, resumed: Spill | None = None,
+        spill: str | os.PathLike | None = None, running: bool = False, check: Check = "add",
+        resumed: Spill | None = None,
     ) -> None:  # fmt: skip
         if server.group is not None:
             raise InputError(f"{server.name}: clients that arrive one by one cannot be spread over processes (group=)")
@@ -83,6 +85,9 @@ class Round:
         ] = {}  # those being added; whether they have a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
+        if check not in ("add", "finish"):
+            raise ValueError(f"check={check!r}; expected 'add' or 'finish'")
+        self._looks = check == "add"  # for values that are not finite
         self._changed = threading.Condition()  # guards all of the above
         self._disk = threading.Lock()  # one file is written at a time
         self._sum: RunningSum | None = None
@@ -118,6 +123,8 @@ class Round:
                 f"{self._server.name}: running=True is for means whose weights do not depend on the models; leave it "
                 "out, and the clients are kept (memory=, spill=)"
             )
+        if not self._looks:
+            raise InputError("running=True has no client left to look at in the end: leave check out")
         if spill is not None or self._memory is not None:
             raise InputError("running=True keeps no clients: leave memory and spill out")
 
@@ -284,7 +291,7 @@ class Round:
         except InputError as error:  # of a model that nobody has seen the like of
             reason = str(error).removeprefix("client 0: ")
             raise BadClientError(reason, {0: reason}) from error
-        if keys := self._not_finite(own, files):
+        if self._looks and (keys := self._not_finite(own, files)):
             reason = nonfinite.in_words("", keys)
             raise BadClientError(reason, {0: reason})
         with self._changed:
@@ -344,7 +351,7 @@ class Round:
         """Puts a client into the round: in memory if there is room, else on the disk"""
         with self._changed:
             taken = sum(client.held for client in self._clients.values())
-            room = None if self._memory is None else self._memory - self._memory // 4
+            room = None if self._memory is None else self._memory // 2
             fits = room is None or not arrived.held or taken + arrived.held <= room
             if fits:
                 self._clients[name] = arrived
@@ -446,7 +453,8 @@ class Round:
 
     @property
     def _slab_bytes(self) -> int:
-        """What is read back at a time, as much again being read ahead: a quarter of what memory= allows"""
+        """What is read back at a time, as much again being read ahead: a quarter of what memory= allows. Half of it is
+        for clients in memory, and the last quarter for pages of files that have more than what is asked for."""
         return max((1 << 30 if self._memory is None else self._memory) // 8, 1 << 20)
 
 
