@@ -38,7 +38,7 @@ To write your own method, or to inspect a round:
     fastagg.diagnostics(gram, weights).coherence            # how well the clients agree
 
 Other names: gram_mix (Gram and mix in one read), client_vectors, set_backend, info (what this installation supports),
-Result (what methods return), register (adds a method) and the class of each method (fastagg.FedAWA). The command
+Result (what methods return), Round (clients that arrive one by one), register (adds a method) and the class of each method (fastagg.FedAWA). The command
 `fastagg` aggregates files and simulates federated training: see `fastagg --help`.
 """
 
@@ -51,6 +51,7 @@ from typing import Any
 # Every registered method adds its function and its class. `make stubs` writes __init__.pyi anew from both.
 _EXPORTS = {
     "fastagg._engine.aggregator": "Aggregator",
+    "fastagg._engine.arrivals.round": "Round",
     "fastagg._engine.backends": "set_backend",
     "fastagg._engine.checks": "BadClientError InputError",
     "fastagg._engine.diagnostics": "diagnostics",

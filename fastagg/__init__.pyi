@@ -8,6 +8,7 @@ import torch
 from fastagg import lora as lora
 
 from fastagg._engine.aggregator import Aggregator as Aggregator
+from fastagg._engine.arrivals.round import Round as Round
 from fastagg._engine.backends import set_backend as set_backend
 from fastagg._engine.checks import BadClientError as BadClientError
 from fastagg._engine.checks import InputError as InputError

@@ -64,7 +64,9 @@ def given() -> dict[str, Any]:
         "paths": [f"clients/{name}.safetensors" for name in IDS],
         "global_adapter": global_adapter, "client_adapters": client_adapters,
         "peft": SimpleNamespace(set_peft_model_state_dict=lambda model, new: None),  # make test-peft has the real one
-        "my_client_sds": models[:3], "my_ids": IDS, "my_sizes": SIZES, "group": True,
+        "client_sd": models[0], "diff_sd": {key: value / 100 for key, value in models[1].items()}, "folder": "spill",
+        "receive": lambda round: [round.add(name, sd) for name, sd in zip(IDS, models, strict=False)],
+        "os": os, "save_file": save_file, "my_client_sds": models[:3], "my_ids": IDS, "my_sizes": SIZES, "group": True,
     }  # fmt: skip
     return names
 
