@@ -38,8 +38,8 @@ To write your own method, or to inspect a round:
     fastagg.diagnostics(gram, weights).coherence            # how well the clients agree
 
 Other names: gram_mix (Gram and mix in one read), client_vectors, set_backend, info (what this installation supports),
-Result (what methods return), Round (clients that arrive one by one), register (adds a method) and the class of each method (fastagg.FedAWA). The command
-`fastagg` aggregates files and simulates federated training: see `fastagg --help`.
+Result (what methods return), Round (clients that arrive one by one), register (adds a method) and the class of each
+method (fastagg.FedAWA). The command `fastagg` aggregates files and simulates federated training: see `fastagg --help`.
 """
 
 import sys

@@ -329,7 +329,7 @@ class Aggregator(Generic[R]):
     ) -> Round:  # fmt: skip
         """Begins a round whose clients arrive one by one:
 
-            with server.round(global_sd, memory="1GB", spill="/fast/disk/round") as round:
+            with server.round(global_sd, memory="1GB", spill="waiting") as round:
                 round.add("hospital-3", client_sd, size=600)
                 round.add("hospital-7", "hospital-7.safetensors", size=150)
                 global_sd = round.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,7 @@ def given() -> dict[str, Any]:
         "peft": SimpleNamespace(set_peft_model_state_dict=lambda model, new: None),  # make test-peft has the real one
         "client_sd": models[0], "diff_sd": {key: value / 100 for key, value in models[1].items()}, "folder": "spill",
         "receive": lambda round: [round.add(name, sd) for name, sd in zip(IDS, models, strict=False)],
+        "arrivals": ((str(k), {key: v / 100 for key, v in models[k % 8].items()}, 10, 0) for k in count()),
         "os": os, "save_file": save_file, "my_client_sds": models[:3], "my_ids": IDS, "my_sizes": SIZES, "group": True,
     }  # fmt: skip
     return names
