@@ -37,7 +37,7 @@ export FASTAGG_CUDA_ARCHITECTURES ?= native
 export FASTAGG_NATIVE ?= 1
 SOURCES := pyproject.toml setup.py CMakeLists.txt constraints.txt $(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.*)
 PACKAGE := $(wildcard fastagg/*.py fastagg/*.pyi fastagg/*/*.py fastagg/*/*/*.py)
-NATIVE := $(filter-out %.txt,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
+NATIVE := $(filter-out %.txt %.cmake,$(wildcard csrc/*.* csrc/cpu/*.* csrc/cuda/*.* csrc/cuda/emulator/*.* tests/helpers/*.cu \
   tests/native/*.*))
 
 SANITIZERS := sanitize-address sanitize-thread sanitize-plain
