@@ -93,4 +93,5 @@ class FedBuff(Asynchronous):
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
-        return (self.keep_versions + 1) * sum(numel * dtype.itemsize for numel, dtype in parameters)
+        kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there
+        return kept * sum(numel * dtype.itemsize for numel, dtype in parameters)
