@@ -92,6 +92,10 @@ class FedBuff(Asynchronous):
             }
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
 
+    def why_not_on_adapters(self) -> str:
+        why = "it remembers former versions of models, not of adapters; keep_versions=0 takes those of the current one"
+        return why if self.keep_versions else ""
+
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
         kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there
         return kept * sum(numel * dtype.itemsize for numel, dtype in parameters)

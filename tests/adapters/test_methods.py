@@ -26,7 +26,7 @@ def inputs_of(name, K=7):
 
 def test_what_is_refused_is_what_needs_elements_or_models():
     assert {"median", "trimmed_mean", "meamed", "phocas", "bulyan", "fedlaw", "feddf", "fedbe", "server_ft", "fedavgm",
-            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg"} == set(REFUSED)  # fmt: skip
+            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg", "fedbuff"} == set(REFUSED)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -39,6 +39,15 @@ def test_refusals_say_why(name):
 def test_an_update_that_is_kept_is_none_of_factors():
     with pytest.raises(fastagg.InputError, match="centred_clipping: center='previous' keeps an update"):
         fastagg.lora.aggregate(*cohort(3), method="centred_clipping", tau=1.0, center="previous")
+
+
+def test_fedbuff_of_the_current_version():
+    server = fastagg.FedBuff(keep_versions=0)
+    g, clients = cohort(3)
+    found = fastagg.lora.aggregate(g, clients, method=server, version=[0, 0, 0])
+    assert found.weights.tolist() == pytest.approx([1 / 3] * 3)
+    with pytest.raises(fastagg.InputError, match="client 0: it started from version 0 of the global model, and there"):
+        fastagg.lora.aggregate(found, clients, method=server, version=[0, 1, 1])
 
 
 def test_methods_of_others_that_look_at_elements_are_refused_too(monkeypatch):
