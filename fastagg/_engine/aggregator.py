@@ -367,6 +367,11 @@ class Aggregator(Generic[R]):
                 return None
             if folder.about.get("method") != self.name:
                 raise InputError(f"{spill}: the round is of method {folder.about.get('method')!r}, not {self.name!r}")
+            if folder.about.get("version") != self.version:
+                raise InputError(
+                    f"{spill}: the round was begun with version {folder.about.get('version')} of the global model, and "
+                    f"this server has version {self.version}: load the state that was saved with it"
+                )
             return Round(self, model, memory=memory, resumed=folder)
         except BaseException:
             folder.close()

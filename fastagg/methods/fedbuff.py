@@ -53,11 +53,6 @@ class FedBuff(Asynchronous):
     def waits_for(self) -> int:
         return self.buffer_size
 
-    def why_not_on_adapters(self) -> str:
-        if self.keep_versions:
-            return "it remembers former models, and of an adapter there are only the factors; keep_versions=0 has none"
-        return ""
-
     def weigh(self, cohort: Cohort, version: np.ndarray) -> Weights:
         t = self.stalenesses(cohort, version, cohort.table.updates)
         weights = self.server_lr * cohort.shares * self.discounts(t)
@@ -97,5 +92,10 @@ class FedBuff(Asynchronous):
             }
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
 
+    def why_not_on_adapters(self) -> str:
+        why = "it remembers former versions of models, not of adapters; keep_versions=0 takes those of the current one"
+        return why if self.keep_versions else ""
+
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
-        return (self.keep_versions + 1) * sum(numel * dtype.itemsize for numel, dtype in parameters)
+        kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there
+        return kept * sum(numel * dtype.itemsize for numel, dtype in parameters)

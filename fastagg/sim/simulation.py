@@ -114,7 +114,7 @@ class Simulation:
         present = [k for k in invited if not self.lost(r, k)] or invited[:1]
         self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
-        self.pace.wait_for((job.client, job.epochs) for job in jobs)
+        self.pace.wait_for((k, self.job(r, k).epochs) for k in invited)  # also for those who will send nothing
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
                 self.peers, jobs, lambda some: self.trained(r, some, lr)
@@ -240,6 +240,10 @@ class Simulation:
         """A client whose update was not used goes on as if it had not taken part"""
         self.memory |= {k: u.memory for k, u in kept if u.memory is not None}
         self.momentum |= {k: u.momentum for k, u in kept if u.momentum is not None}
+
+    def forget(self, client: int) -> None:
+        self.memory.pop(client, None)
+        self.momentum.pop(client, None)
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Each cluster on its own, from its own model; a cluster may come out as two"""

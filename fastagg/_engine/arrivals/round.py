@@ -85,6 +85,7 @@ class Round:
         ] = {}  # those being added; whether they have a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
+        self._version = server.version
         if check not in ("add", "finish"):
             raise ValueError(f"check={check!r}; expected 'add' or 'finish'")
         self._looks = check == "add"  # for values that are not finite
@@ -110,7 +111,8 @@ class Round:
                     "remove the folder"
                 )
             own = None if self._global is None else self._own_table(self._global)
-            about = {"method": self._server.name, "global": None if own is None else form_of(own)}
+            form = None if own is None else form_of(own)
+            about = {"method": self._server.name, "version": self._version, "global": form}
             spill.begin(about, None if own is None else self._tensors(own))
         except BaseException:
             spill.close()
@@ -383,6 +385,11 @@ class Round:
         if not self._clients:
             refused = f"; {len(self._refused)} were refused" if self._refused else ""
             raise InputError(f"no client is in the round{refused}")
+        if server.version != self._version:
+            raise InputError(
+                f"{server.name}: the round was begun with version {self._version} of the global model, and another "
+                f"round has made version {server.version}: begin a round when the one before is finished"
+            )
         inputs = {**self._inputs(inputs), **inputs}
         if self._sum is not None:
             return self._mean_of(self._sum, out, inputs)
