@@ -3,7 +3,8 @@
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
 # make test-peft   adapters that PEFT makes, saves and loads, in an environment of its own
-# make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
+# make test-nightly   what takes too long for every day: test-generated, test-aarch64, wheels, test-oldest, test-newest
+# make test-generated   generated cases by the ten thousand
 # make test-oldest, make test-newest   the wheel with the oldest versions that pyproject.toml allows, and with the newest
 #              there are (each downloads gigabytes: torch brings CUDA)
 # make test-aarch64   the native code's own tests, built for 64-bit Arm and emulated: ten minutes
@@ -44,7 +45,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly test-generated sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
 
 # What is there already will do
 demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
@@ -67,7 +68,8 @@ build/byzfl: Makefile | $(BIN)/python
 	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
 	touch $@
 
-test-nightly: $(VENV)/ready test-aarch64 wheels test-oldest test-newest
+test-nightly: test-generated test-aarch64 wheels test-oldest test-newest
+test-generated: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
 wheels: build/dist
