@@ -53,6 +53,11 @@ class FedBuff(Asynchronous):
     def waits_for(self) -> int:
         return self.buffer_size
 
+    def why_not_on_adapters(self) -> str:
+        if self.keep_versions:
+            return "it remembers former models, and of an adapter there are only the factors; keep_versions=0 has none"
+        return ""
+
     def weigh(self, cohort: Cohort, version: np.ndarray) -> Weights:
         t = self.stalenesses(cohort, version, cohort.table.updates)
         weights = self.server_lr * cohort.shares * self.discounts(t)

@@ -26,7 +26,8 @@ def inputs_of(name, K=7):
 
 def test_what_is_refused_is_what_needs_elements_or_models():
     assert {"median", "trimmed_mean", "meamed", "phocas", "bulyan", "fedlaw", "feddf", "fedbe", "server_ft", "fedavgm",
-            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg"} == set(REFUSED)  # fmt: skip
+            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg",
+            "fedbuff"} == set(REFUSED)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -39,6 +40,16 @@ def test_refusals_say_why(name):
 def test_an_update_that_is_kept_is_none_of_factors():
     with pytest.raises(fastagg.InputError, match="centred_clipping: center='previous' keeps an update"):
         fastagg.lora.aggregate(*cohort(3), method="centred_clipping", tau=1.0, center="previous")
+
+
+def test_versions_that_are_not_remembered_are_no_models():
+    g, clients = cohort(3)
+    server = fastagg.aggregator("fedbuff", keep_versions=0)
+    found = fastagg.lora.aggregate(g, clients, method=server, version=[0, 0, 0])
+    expected = fastagg.lora.aggregate(g, clients, method="uniform")
+    assert all(torch.equal(found[key], value) for key, value in expected.items()) and server.version == 1
+    with pytest.raises(fastagg.BadClientError, match="client 1: it started from version 0"):
+        fastagg.lora.aggregate(g, clients, method=server, version=[1, 0, 1])
 
 
 def test_methods_of_others_that_look_at_elements_are_refused_too(monkeypatch):
