@@ -53,6 +53,14 @@ class FedBuff(Asynchronous):
     def waits_for(self) -> int:
         return self.buffer_size
 
+    def why_not_on_adapters(self) -> str:
+        if not self.keep_versions:
+            return ""
+        return (
+            "it keeps former versions of the global model, and an adapter has only the factors of its update; with "
+            "keep_versions=0 it takes clients that started from the current version"
+        )
+
     def weigh(self, cohort: Cohort, version: np.ndarray) -> Weights:
         t = self.stalenesses(cohort, version, cohort.table.updates)
         weights = self.server_lr * cohort.shares * self.discounts(t)
@@ -91,10 +99,6 @@ class FedBuff(Asynchronous):
                 for t in np.flatnonzero(table.layout.is_param)
             }
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
-
-    def why_not_on_adapters(self) -> str:
-        why = "it remembers former versions of models, not of adapters; keep_versions=0 takes those of the current one"
-        return why if self.keep_versions else ""
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
         kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there

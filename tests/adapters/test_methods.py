@@ -41,13 +41,17 @@ def test_an_update_that_is_kept_is_none_of_factors():
         fastagg.lora.aggregate(*cohort(3), method="centred_clipping", tau=1.0, center="previous")
 
 
-def test_fedbuff_of_the_current_version():
-    server = fastagg.FedBuff(keep_versions=0)
-    g, clients = cohort(3)
-    found = fastagg.lora.aggregate(g, clients, method=server, version=[0, 0, 0])
-    assert found.weights.tolist() == pytest.approx([1 / 3] * 3)
-    with pytest.raises(fastagg.InputError, match="client 0: it started from version 0 of the global model, and there"):
-        fastagg.lora.aggregate(found, clients, method=server, version=[0, 1, 1])
+def test_versions_are_not_kept_of_factors():
+    """FedBuff takes clients of the current version, round after round"""
+    server = fastagg.aggregator("fedbuff", keep_versions=0, server_lr=0.5)
+    for version in range(2):
+        g, clients = cohort(3, seed=version)
+        found = fastagg.lora.aggregate(g, clients, SIZES[:3], method=server, version=[version] * 3, form="exact")
+        expected = fastagg.lora.aggregate(g, clients, SIZES[:3], method="fedavg", server_lr=0.5, form="exact")
+        for key, value in dense(expected).items():
+            torch.testing.assert_close(dense(found)[key], value, rtol=1e-6, atol=1e-6)
+    with pytest.raises(fastagg.BadClientError, match="started from version 1"):
+        fastagg.lora.aggregate(g, clients, method=server, version=[2, 1, 2])
 
 
 def test_methods_of_others_that_look_at_elements_are_refused_too(monkeypatch):
