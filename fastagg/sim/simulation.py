@@ -25,7 +25,7 @@ from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, outcomes
 from fastagg.sim.pace import Pace, speeds_of
 from fastagg.sim.stopwatch import Stopwatch
-from fastagg.sim.train import Job, Trainer, Update
+from fastagg.sim.train import Job, Trainer, Update, device_of
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
@@ -43,6 +43,7 @@ class Simulation:
     ) -> None:
         self.options, self.peers = options, peers
         o, own = options, own or Own()
+        device_of(o.device)  # before data are read, which may take a while
         self.data, self.parts, self.proxy = divided(o, own, dataset)
         d = self.data
         cls = own.aggregator_class(o)

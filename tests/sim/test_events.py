@@ -206,6 +206,18 @@ def test_a_run_may_end_in_time(digits, tmp_path):
     assert len(fedavg.get_xdata()) == len(fedbuff.get_xdata()) == 200
 
 
+def test_time_in_python(digits):
+    given = {"data": (digits.x, digits.y, digits.test_x, digits.test_y), "progress": False, "jobs": 1}
+    runs = fastagg.sim.compare(["fedavg", ("fedbuff", {"buffer_size": 4})], **given, **SMALL)
+    assert [run.time.tolist() for run in runs] == [[record["time"] for record in run.records] for run in runs]
+    rows, end = runs.table(), min(run.time[-1] for run in runs)
+    for row, run in zip(rows, runs, strict=True):
+        assert row["at_time"] == run.accuracy[run.time <= end][-1]
+        assert row["time"] == run.time[-1]
+    [without] = fastagg.sim.compare(["fedavg"], **given, **SMALL | {"speeds": None}).table()
+    assert "time" not in without
+
+
 def test_what_was_reached_at_a_time():
     metrics = [{"round": r, "time": t, "accuracy": a} for r, t, a in ((0, 0, 0.1), (1, 2.5, 0.4), (2, 4.0, 0.7))]
     run = report.Run(None, {}, {"label": "x"}, {}, metrics)
