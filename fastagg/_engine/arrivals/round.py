@@ -72,6 +72,8 @@ class Round:
     ) -> None:  # fmt: skip
         if server.group is not None:
             raise InputError(f"{server.name}: clients that arrive one by one cannot be spread over processes (group=)")
+        if server.partial:
+            raise InputError(f"{server.name}: partial=True takes all clients at once: pass them to aggregate()")
         if global_sd is None and server.needs_global:
             raise server.missing_global()
         self._server = server

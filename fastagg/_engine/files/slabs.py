@@ -49,6 +49,7 @@ class Slab:
             center=None if table.center is None else Pieces(table.center, self),
             client_address=table.client_address[t] + (self.begin * item)[:, None],
             center_address=table.center_address[t] + self.begin * item,
+            has=None,
         )  # fmt: skip
 
 
