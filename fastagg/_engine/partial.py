@@ -30,6 +30,7 @@ from fastagg._engine.numerics import ratio
 from fastagg._engine.table import Table
 
 INDEFINITE = 1e-10  # an eigenvalue of cosines below minus this; float64 leaves 1e-13 with a hundred clients
+MOST_BYTES = 256 << 20  # of the products of pieces that are there at once
 NONE = 1e-12  # of all weight: what clients with a tensor have together where none of them counts
 
 
@@ -39,14 +40,21 @@ def gram(table: Table, layerwise: bool, gram_of: Callable[[Table, bool], Gram]) 
     gram_of   gives the layer-wise Gram of a table of whole models
     """
     pieces, has, numel, layer = _pieces(table, layerwise)
-    products = gram_of(pieces, True).host.matrix.numpy()  # [P, K+1, K+1]
-    matrix = np.zeros((len(table.layout.layers) if layerwise else 1, *products.shape[1:]))
-    for at in range(len(matrix)):
+    P, R = has.shape
+    sums = np.zeros((len(table.layout.layers) if layerwise else 1, R, R))
+    squares = np.zeros((P, R))
+    some = max(MOST_BYTES // (8 * R * R), 1)
+    for first in range(0, P, some):
+        products = gram_of(_slice(pieces, first, min(first + some, P)), True).host.matrix.numpy()
+        for p, product in enumerate(products, first):
+            sums[layer[p]] += product
+            squares[p] = product.diagonal()
+    for at, total in enumerate(sums):
         these = layer == at
         if these.any():
             known = np.any(has[these & (numel > 0)], axis=0)  # of a layer, whose clients have some of it
-            matrix[at] = _with_means(_scaled(products[these], has[these], numel[these]), known)
-    found = kernels.formed(table, layerwise, torch.from_numpy(matrix))
+            sums[at] = _with_means(_scaled(total, squares[these], has[these], numel[these]), known)
+    found = kernels.formed(table, layerwise, torch.from_numpy(sums))
     nonfinite.check_gram(table, found)
     return found
 
@@ -68,6 +76,14 @@ def _pieces(table: Table, layerwise: bool) -> tuple[Table, np.ndarray, np.ndarra
     return replace(table, layout=some), has.astype(bool), numel, found[:, 0]
 
 
+def _slice(table: Table, first: int, stop: int) -> Table:
+    """The table with some of its layers"""
+    layout, layer = table.layout, table.layout.gram_layer
+    gram_layer = np.where((layer >= first) & (layer < stop), layer - first, -1).astype(np.int32)
+    names, numel = layout.layers[first:stop], layout.layer_numel[first:stop]
+    return replace(table, layout=replace(layout, layers=names, gram_layer=gram_layer, layer_numel=numel))
+
+
 def distinct(row: np.ndarray, has: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct pairs of a row and of clients, of row [T] and has [T, K], as an array [P, 1 + K]; and which of them
     each tensor is: [T]"""
@@ -86,14 +102,12 @@ def _with_means(products: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is noticed on the diagonal
-def _scaled(products: np.ndarray, has: np.ndarray, numel: np.ndarray) -> np.ndarray:
-    """From the products [P, R, R] of rows over pieces with so many elements [P], of which rows have them [P, R]"""
-    total = np.zeros(products.shape[1:])
-    for piece in products:
-        total += piece
-    if not np.isfinite(total).all() or has.all():
+def _scaled(total: np.ndarray, squares: np.ndarray, has: np.ndarray, numel: np.ndarray) -> np.ndarray:
+    """From the products [R, R] of rows over all pieces, and their squares over pieces [P, R] with so many elements [P],
+    of which rows have them [P, R]"""
+    if not np.isfinite(total).all() or len(has) == 1:  # whoever has something has everything
         return total
-    squares = np.einsum("prr->pr", products).clip(min=0) * has
+    squares = squares.clip(min=0) * has
     shared = squares.T @ has  # [R, R]: of a row, over what another has as well
     own = squares.sum(0) * ratio(float(numel.sum()), numel @ has)
     longer = np.sqrt(ratio(own[:, None], shared))  # than what is shared

@@ -64,3 +64,18 @@ def test_from_zero():
     weights = [size / sum(SIZES) for size in SIZES]
     for key, value in mix(zero, [as_models(sd) for sd in clients], weights).items():
         torch.testing.assert_close(as_models(found)[key], value, rtol=1e-9, atol=1e-10)
+
+
+def test_folders(tmp_path):
+    """Their bytes are counted once for each read, and those of no module that a client does not have"""
+    g, clients = some_modules(plain=())
+    paths = []
+    for name, sd in zip(["g", *(f"c{k}" for k in range(len(clients)))], [g, *clients], strict=True):
+        paths.append(fastagg.lora.save(sd, tmp_path / name, {"peft_type": "LORA", "lora_alpha": 4, "r": 4}).parent)
+    found = fastagg.aggregate_files("fedawa", paths[0], paths[1:], tmp_path / "new", sizes=SIZES, partial=True)
+    expected = fastagg.lora.aggregate(g, clients, SIZES, partial=True)
+    made = fastagg.lora.load(tmp_path / "new")
+    assert all(torch.equal(made[key], value) for key, value in expected.items())
+    assert torch.equal(found.contributions, expected.contributions)
+    size = sum(value.nbytes for sd in clients for value in sd.values())
+    assert (found.passes, found.bytes_read) == (2, 2 * size)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fastagg
+from fastagg._engine import partial
 from fastagg._engine.registry import registry
 from helpers.cohort import assert_same_bits, assert_unchanged, snapshot
 from helpers.every_method import IDS, METHODS, OF_EXAMPLE_NET, OPTIONS, cohort, models, round_inputs, run
@@ -55,6 +56,16 @@ def test_gram(seed):
     for layer, keys in layers_of(g).items():
         at = by_layer.layers.index(layer.removesuffix(".weight"))
         torch.testing.assert_close(by_layer.matrix[at], gram(g, clients, keys), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_pieces_at_a_time(monkeypatch, layerwise):
+    """However many there are, their products are not all in memory at once"""
+    g, clients = partial_cohort()
+    whole = fastagg.gram(g, clients, partial=True, layerwise=layerwise).matrix
+    for most in (1, 3 * 8 * 8 * 8):
+        monkeypatch.setattr(partial, "MOST_BYTES", most)
+        assert torch.equal(fastagg.gram(g, clients, partial=True, layerwise=layerwise).matrix, whole)
 
 
 def test_numbers_that_are_known():

@@ -44,9 +44,11 @@ class AdapterTable(Table):
 
     @property
     def bytes(self) -> int:
-        """Of the clients"""
-        factors = (f for client in self.clients for f in client[: len(self.names)] if isinstance(f, Factors))
-        return sum(f.A.nbytes + f.B.nbytes for f in factors) + int(self.layout.bytes[len(self.names) :].sum()) * self.K
+        """Of the clients, without what stands in the place of modules that they do not have"""
+        own = self.global_model[: len(self.names)]
+        factors = (f for client in self.clients for f, g in zip(client, own, strict=False) if f is not g)
+        size = sum(f.A.nbytes + f.B.nbytes for f in factors if isinstance(f, Factors))
+        return size + int(self.layout.bytes[len(self.names) :].sum()) * self.K
 
     @property
     def plain(self) -> Table:
