@@ -377,12 +377,9 @@ class Aggregator(Generic[R]):
         if it was finished before this server's state was saved, so that its clients count only once."""
         folder = Spill(spill)
         try:
-            if not folder.is_begun:
-                folder.close()
-                return None
-            model = folder.read()
-            if folder.about["token"] == self.finished_round:
-                folder.clear()
+            model = folder.read() if folder.is_begun else None
+            if not folder.is_begun or folder.about["token"] == self.finished_round:
+                folder.clear()  # what is left of one that was being removed
                 folder.close()
                 return None
             if folder.about.get("method") != self.name:

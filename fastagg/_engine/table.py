@@ -109,6 +109,8 @@ class Table:
     updates: bool = False  # clients are updates of the global model, and not models
     # [T, K] bool: which tensors each client has. In the place of others are the global model's. None: all have all
     has: np.ndarray | None = None
+    # except where these tensors are, by identity, which are of models: what updates are to be made of them with
+    bases: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def K(self) -> int:
@@ -122,8 +124,9 @@ class Table:
 
     def model_tensor(self, k: int, t: int) -> torch.Tensor:
         """Of a client's model, also where its update is in the table"""
-        tensor = self.clients[k][t].detach()
-        return tensor + self.global_model[t].detach() if self.updates else tensor
+        tensor = self.clients[k][t]
+        is_update = self.updates and id(tensor) not in self.bases
+        return tensor.detach() + self.global_model[t].detach() if is_update else tensor.detach()
 
     def name(self, k: int) -> str:
         """A client in the caller's words"""
