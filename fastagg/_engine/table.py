@@ -107,10 +107,10 @@ class Table:
     client_ids: Sequence[Any] | None = None  # for messages
     positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
     updates: bool = False  # clients are updates of the global model, and not models
-    # [T, K] bool: which tensors each client has. In the place of others are the global model's. None: all have all
-    has: np.ndarray | None = None
     # except where these tensors are, by identity, which are of models: what updates are to be made of them with
     bases: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    # [T, K] bool: which tensors each client has. In the place of others are the global model's. None: all have all
+    has: np.ndarray | None = None
 
     @property
     def K(self) -> int:
