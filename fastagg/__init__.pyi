@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fastagg import lora as lora
+from fastagg import sim as sim
 
 from fastagg._engine.aggregator import Aggregator as Aggregator
 from fastagg._engine.arrivals.round import Round as Round

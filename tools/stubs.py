@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from fastagg import lora as lora
+from fastagg import sim as sim
 """
 ALIASES = """
 ClientId = str | int

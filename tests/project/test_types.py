@@ -24,6 +24,8 @@ REVEALED = {
     'fastagg.FedAWA(steps=3).aggregate(g, clients, client_ids=["a"])': "Result",
     "fastagg.methods.krum.Krum(f=1)": "Krum",
     "fastagg.gram(g, clients).cosine()": "Tensor",
+    'fastagg.sim.simulate(method="fedawa")': "Run",
+    'fastagg.sim.compare(["fedavg"]).plot()': "Figure",
 }
 REFUSED = {
     'fastagg.fedawa(g, clients, varant="paper")': 'No parameter named "varant"',
