@@ -25,6 +25,7 @@ from fastagg._engine.arrivals.spill import Spill, as_given, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
+from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
@@ -388,6 +389,7 @@ class Round:
                 self._spill = Spill(None)
             about = {"update": arrived.is_update, "size": arrived.size, "inputs": arrived.inputs, **form_of(own)}
             kept = self._read_again(about, self._spill.put(name, self._tensors(own), about))
+            paging.give_back()  # what clients before this one took
         with self._changed:
             self._enter(name, kept)
 
@@ -499,9 +501,12 @@ class Round:
 
     @property
     def _slab_bytes(self) -> int:
-        """What is read back at a time, as much again being read ahead: a quarter of what memory= allows. Half of it is
-        for clients in memory, and the last quarter for pages of files that have more than what is asked for."""
-        return max((1 << 30 if self._memory is None else self._memory) // 8, 1 << 20)
+        """What is read back at a time, as much again being read ahead. Half of memory= is for clients that are kept; of
+        the other half, this takes what pages of files leave that have more than what is asked for."""
+        half = (1 << 30 if self._memory is None else self._memory) // 2
+        on_disk = sum(bool(client.files) for client in self._clients.values())
+        left = half - on_disk * 2 * paging.LARGE_PAGE  # of a piece, both ends may be in such pages
+        return max(min(left // 2, half // 4), half // 8, 1 << 20)
 
 
 def _dtype(value: Any) -> str:

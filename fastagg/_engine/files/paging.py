@@ -83,6 +83,13 @@ def release(spans: Iterable[tuple[int, int]]) -> None:
             _libc.madvise(start, stop - start, mmap.MADV_DONTNEED)
 
 
+def give_back() -> None:
+    """Memory that was freed, to the system. glibc keeps it, and finds hardly a place in it for aligned tensors, so that
+    a process through which models pass one by one grows as if it kept them."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
+
+
 class ReadAhead:
     """A thread that makes the next piece of all files resident while this one is computed with"""
 

@@ -1,0 +1,39 @@
+"""memory= bounds what the process takes, whatever the allocator does with memory that was freed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fastagg
+from benchmarks.measure import peak_extra_memory
+
+MODEL, CLIENTS, MEMORY = 12_000_000, 40, 32_000_000
+
+
+def client(g, seed):
+    noise = torch.Generator().manual_seed(seed)
+    return {key: value + 0.01 * torch.randn(value.shape, generator=noise) for key, value in g.items()}
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_memory(updates, tmp_path):
+    """And the client that is being added, made here, the new model, and pages of 2 MB that pieces of files lie in"""
+    g = {f"{layer}.weight": torch.randn(300, 1000) for layer in range(10)}
+    server = fastagg.aggregator("fedawa", variant="released")
+    server.aggregate(g, [client(g, 0)])  # loads what is loaded once
+
+    def job():
+        with server.round(g, memory=MEMORY, spill=tmp_path) as round:
+            for k in range(CLIENTS):
+                sd = client(g, k)
+                if k < updates:
+                    round.add(k, update={key: value - g[key] for key, value in sd.items()})
+                else:
+                    round.add(k, sd)
+            return round.finish()
+
+    peak = peak_extra_memory(job)
+    if peak is None:
+        pytest.skip("this system does not say")
+    assert peak < MEMORY + 4 * MODEL + CLIENTS * 2 * (2 << 20)
