@@ -94,6 +94,7 @@ def bulyan(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -132,6 +133,9 @@ def bulyan(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -150,6 +154,7 @@ def caf(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -188,6 +193,9 @@ def caf(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -209,6 +217,7 @@ def centred_clipping(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -253,6 +262,9 @@ def centred_clipping(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -275,6 +287,7 @@ def cfl(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -325,6 +338,9 @@ def cfl(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -345,6 +361,7 @@ def cwfedavg(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     class_dist: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -393,6 +410,9 @@ def cwfedavg(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -412,6 +432,7 @@ def dnc(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -452,6 +473,9 @@ def dnc(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -473,6 +497,7 @@ def fedadagrad(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -514,6 +539,9 @@ def fedadagrad(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -536,6 +564,7 @@ def fedadam(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -578,6 +607,9 @@ def fedadam(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -596,6 +628,7 @@ def fedadp(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -635,6 +668,9 @@ def fedadp(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -654,6 +690,7 @@ def fedamp(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: Sequence[StateDict] | None = ...,
@@ -697,6 +734,9 @@ def fedamp(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -718,6 +758,7 @@ def fedasync(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     version: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -763,6 +804,9 @@ def fedasync(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -782,6 +826,7 @@ def fedavg(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -821,6 +866,9 @@ def fedavg(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -842,6 +890,7 @@ def fedavgm(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -884,6 +933,9 @@ def fedavgm(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -910,6 +962,7 @@ def fedawa(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     logits: PerClient = ...,
     label_dist: PerClient = ...,
@@ -971,6 +1024,9 @@ def fedawa(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -997,6 +1053,7 @@ def fedbe(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1053,6 +1110,9 @@ def fedbe(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1076,6 +1136,7 @@ def fedbuff(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     version: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1124,6 +1185,9 @@ def fedbuff(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1145,6 +1209,7 @@ def feddf(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1194,6 +1259,9 @@ def feddf(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1216,6 +1284,7 @@ def feddisco(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     label_dist: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1260,6 +1329,9 @@ def feddisco(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1278,6 +1350,7 @@ def fedexp(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1317,6 +1390,9 @@ def fedexp(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1334,6 +1410,7 @@ def fedfomo(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     losses: PerClient,
     start_losses: PerClient,
@@ -1381,6 +1458,9 @@ def fedfomo(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1408,6 +1488,7 @@ def fedlaw(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1464,6 +1545,9 @@ def fedlaw(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1482,6 +1566,7 @@ def fednova(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     local_steps: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1523,6 +1608,9 @@ def fednova(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1545,6 +1633,7 @@ def fedyogi(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1587,6 +1676,9 @@ def fedyogi(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1605,6 +1697,7 @@ def flame(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1646,6 +1739,9 @@ def flame(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1663,6 +1759,7 @@ def fltrust(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     server_model: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1706,6 +1803,9 @@ def fltrust(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1724,6 +1824,7 @@ def foolsgold(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1767,6 +1868,9 @@ def foolsgold(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1788,6 +1892,7 @@ def geometric_median(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1831,6 +1936,9 @@ def geometric_median(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1850,6 +1958,7 @@ def ifca(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     choices: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -1894,6 +2003,9 @@ def ifca(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1912,6 +2024,7 @@ def krum(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -1950,6 +2063,9 @@ def krum(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -1969,6 +2085,7 @@ def ldawa(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2009,6 +2126,9 @@ def ldawa(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2027,6 +2147,7 @@ def mda(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2068,6 +2189,9 @@ def mda(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2086,6 +2210,7 @@ def meamed(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2124,6 +2249,9 @@ def meamed(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2141,6 +2269,7 @@ def median(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2177,6 +2306,9 @@ def median(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2196,6 +2328,7 @@ def monna(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2237,6 +2370,9 @@ def monna(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2256,6 +2392,7 @@ def multi_krum(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2295,6 +2432,9 @@ def multi_krum(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2313,6 +2453,7 @@ def phocas(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2351,6 +2492,9 @@ def phocas(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2371,6 +2515,7 @@ def qfedavg(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     start_losses: PerClient,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2415,6 +2560,9 @@ def qfedavg(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2437,6 +2585,7 @@ def server_ft(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     proxy: Any,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2484,6 +2633,9 @@ def server_ft(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2503,6 +2655,7 @@ def simagg(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2541,6 +2694,9 @@ def simagg(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2560,6 +2716,7 @@ def simprox(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     lengths: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2599,6 +2756,9 @@ def simprox(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2617,6 +2777,7 @@ def smea(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2658,6 +2819,9 @@ def smea(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2677,6 +2841,7 @@ def trimmed_mean(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2716,6 +2881,9 @@ def trimmed_mean(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2735,6 +2903,7 @@ def uniform(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     client_ids: Sequence[ClientId] | None = ...,
     out: StateDict | None = ...,
@@ -2775,6 +2944,9 @@ def uniform(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2794,6 +2966,7 @@ def weiavg(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
     entropies: PerClient = ...,
     client_ids: Sequence[ClientId] | None = ...,
@@ -2836,6 +3009,9 @@ def weiavg(
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -2853,6 +3029,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> Bulyan: ...
 @overload
@@ -2865,6 +3042,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> CAF: ...
 @overload
@@ -2880,6 +3058,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> CentredClipping: ...
 @overload
@@ -2896,6 +3075,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> CFL: ...
 @overload
@@ -2910,6 +3090,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> CwFedAvg: ...
 @overload
@@ -2923,6 +3104,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> DnC: ...
 @overload
@@ -2938,6 +3120,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAdagrad: ...
 @overload
@@ -2954,6 +3137,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAdam: ...
 @overload
@@ -2966,6 +3150,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAdp: ...
 @overload
@@ -2979,6 +3164,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAMP: ...
 @overload
@@ -2994,6 +3180,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAsync: ...
 @overload
@@ -3007,6 +3194,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAvg: ...
 @overload
@@ -3022,6 +3210,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAvgM: ...
 @overload
@@ -3042,6 +3231,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedAWA: ...
 @overload
@@ -3062,6 +3252,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedBE: ...
 @overload
@@ -3079,6 +3270,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedBuff: ...
 @overload
@@ -3094,6 +3286,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedDF: ...
 @overload
@@ -3110,6 +3303,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedDisco: ...
 @overload
@@ -3122,6 +3316,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedExP: ...
 @overload
@@ -3133,6 +3328,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedFomo: ...
 @overload
@@ -3154,6 +3350,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedLAW: ...
 @overload
@@ -3166,6 +3363,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedNova: ...
 @overload
@@ -3182,6 +3380,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FedYogi: ...
 @overload
@@ -3194,6 +3393,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FLAME: ...
 @overload
@@ -3205,6 +3405,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FLTrust: ...
 @overload
@@ -3217,6 +3418,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> FoolsGold: ...
 @overload
@@ -3232,6 +3434,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> GeometricMedian: ...
 @overload
@@ -3245,6 +3448,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> IFCA: ...
 @overload
@@ -3257,6 +3461,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> Krum: ...
 @overload
@@ -3270,6 +3475,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> LDAWA: ...
 @overload
@@ -3282,6 +3488,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> MDA: ...
 @overload
@@ -3294,6 +3501,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> MeaMed: ...
 @overload
@@ -3305,6 +3513,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> Median: ...
 @overload
@@ -3318,6 +3527,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> MoNNA: ...
 @overload
@@ -3331,6 +3541,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> MultiKrum: ...
 @overload
@@ -3343,6 +3554,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> Phocas: ...
 @overload
@@ -3357,6 +3569,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> QFedAvg: ...
 @overload
@@ -3373,6 +3586,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> ServerFT: ...
 @overload
@@ -3386,6 +3600,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> SimAgg: ...
 @overload
@@ -3399,6 +3614,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> SimProx: ...
 @overload
@@ -3411,6 +3627,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> SMEA: ...
 @overload
@@ -3424,6 +3641,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> TrimmedMean: ...
 @overload
@@ -3437,6 +3655,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> Uniform: ...
 @overload
@@ -3450,6 +3669,7 @@ def aggregator(
     on_bad_client: Literal["raise", "drop"] = "raise",
     gram: Literal["auto", "full"] = "auto",
     pre: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None,
+    partial: bool = False,
     group: Any = None,
 ) -> WeiAvg: ...
 @overload

@@ -42,7 +42,7 @@ class Access(Protocol):
 
     def build(
         self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, params: Params,
-        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None, partial: bool = False,
     ) -> Table:  # fmt: skip
         """The table of the models, once they are checked; as table.build"""
         ...

@@ -58,6 +58,9 @@ class Aggregator(Generic[R]):
     pre             stages that mix the clients before the method sees them: "nnm", "bucketing", "clipping", "arc", or a
                     list of them, each a name or a table of its options: {"stage": "nnm", "f": 2}. As text, for
                     commands: "bucketing s=3 + nnm". f is the method's, if it has one. docs/methods.md explains them
+    partial         True: a client may hold only some of the tensors. Each tensor becomes the mean of the clients that
+                    have it, or stays the global model's, and clients are compared by what they share; docs/partial.md
+                    explains it. .contributions of the result says who contributed to what
     group           the models are spread over the ranks of this torch.distributed process group (True: the default
                     group): each rank passes its part of every model, as DTensors or as its own tensors, and gets its
                     part of the result
@@ -97,6 +100,7 @@ class Aggregator(Generic[R]):
     on_bad_client: Literal["raise", "drop"] = "raise"
     gram: Literal["auto", "full"] = "auto"
     pre: Pre = None
+    partial: bool = False
     group: Any = None
     stages: tuple[Stage, ...] = field(init=False, default=(), repr=False)  # what pre says
     turn: int = field(init=False, default=0, repr=False)  # how many rounds there have been
@@ -122,6 +126,10 @@ class Aggregator(Generic[R]):
             vars(self).update(needs_global=True)  # of this object: updates are mixed
             if why := self.why_not_pre(make_buckets(self.stages)):
                 raise ValueError(f"{self.name}: pre={self.pre!r} cannot be before it: {why}")
+        if self.partial:
+            vars(self).update(needs_global=True)  # of this object: it has what a client does not
+            if why := "group= is for whole models" if self.group is not None else self.why_not_partial():
+                raise ValueError(f"{self.name}: partial=True is not possible: {why}")
         if self.group is not None and (why := self.why_not_over_group(None)):
             raise ValueError(f"{self.name}: {why}")
 
@@ -169,6 +177,8 @@ class Aggregator(Generic[R]):
 
     def missing_global(self) -> InputError:
         """What is raised where a round needs a global model and has none"""
+        if self.partial:
+            return InputError("the global model is None; partial=True takes from it what a client does not have")
         return missing_global()
 
     def passes(self, layout: Layout, inputs: Mapping[str, Any]) -> tuple[Pass, ...]:
@@ -200,6 +210,16 @@ class Aggregator(Generic[R]):
             return "it orders the values of each element, and the elements of an adapter's update B A are never formed"
         if self.reads == "models" or type(self).combine is not Aggregator.combine:
             return "it uses the models themselves, and of an adapter's update there are only the factors"
+        return ""
+
+    def why_not_partial(self) -> str:
+        """Why it cannot aggregate clients that hold only some of the tensors; empty if it can"""
+        if self.reads == "ranks":
+            return "it orders the values of each element, of clients that must all have it"
+        if self.reads == "models":
+            return "it tries out whole models"
+        if self.stale_as is not None:
+            return "clients that started from older versions are compared with these as a whole"
         return ""
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
@@ -357,16 +377,18 @@ class Aggregator(Generic[R]):
         if it was finished before this server's state was saved, so that its clients count only once."""
         folder = Spill(spill)
         try:
-            if not folder.is_begun:
-                folder.close()
-                return None
-            model = folder.read()
-            if folder.about["token"] == self.finished_round:
-                folder.clear()
+            model = folder.read() if folder.is_begun else None
+            if not folder.is_begun or folder.about["token"] == self.finished_round:
+                folder.clear()  # what is left of one that was being removed
                 folder.close()
                 return None
             if folder.about.get("method") != self.name:
                 raise InputError(f"{spill}: the round is of method {folder.about.get('method')!r}, not {self.name!r}")
+            if folder.about.get("version") != self.version:
+                raise InputError(
+                    f"{spill}: the round was begun with version {folder.about.get('version')} of the global model, and "
+                    f"this server has version {self.version}: load the state that was saved with it"
+                )
             return Round(self, model, memory=memory, resumed=folder)
         except BaseException:
             folder.close()

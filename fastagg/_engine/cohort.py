@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine import kernels, nonfinite, ranks
+from fastagg._engine import kernels, nonfinite, partial, ranks
 from fastagg._engine import table as tables
 from fastagg._engine.access import Access
 from fastagg._engine.checks import InputError
@@ -96,6 +96,8 @@ class Cohort:
             raise InputError(self._not_finite) from error
 
     def _gram_of(self, table: Table, layerwise: bool, times: np.ndarray | None) -> Gram:
+        if table.has is not None:
+            return partial.gram(table, layerwise, self.access.gram)
         if self.forms_gram:
             return self.access.gram(table, layerwise)
         gram = self._times(table, layerwise, np.full(table.K, 1 / table.K) if times is None else times)
@@ -131,7 +133,11 @@ class Cohort:
 
         Costs no read in the first case and one in the second; two if the first client was chosen badly, as attackers
         near the others can bring about.
+
+        Clients that hold only a part have no such client: lengths from one of them are not of the same tensors.
         """
+        if self.table.has is not None:
+            return self.gram(layerwise)
         if layerwise not in self._distance_grams:
             gram, table = self.gram(layerwise, times=times), self.table
             epsilon = 2.0**-23 if self.access.any(table.layout.gram_dtypes != {torch.float64}) else 2.0**-52
@@ -164,6 +170,7 @@ class Cohort:
             clients=[*self._rows.clients, list(tensors)],
             client_address=np.concatenate([self._rows.client_address, address[:, None]], axis=1),
             positions=[*positions, SERVER],
+            has=self._rows.has_and_whole(),
         )
         self._grams.clear()
 
@@ -203,7 +210,7 @@ class Cohort:
         address = np.array([[t.data_ptr() for t in model] for model in (a, b)], dtype=np.int64).T
         pair = dataclasses.replace(
             self.table, clients=[a, b], client_address=np.ascontiguousarray(address), center=None,
-            as_numpy=(False,) * self.table.T, positions=None, client_ids=None,
+            as_numpy=(False,) * self.table.T, positions=None, client_ids=None, has=None,
         )  # fmt: skip
         weights = np.array([[[1.0, factor]]])
         [result] = kernels.mix_of(pair, weights, kernels.rows(pair, False), check=check)
@@ -219,6 +226,8 @@ class Cohort:
 
         fresh   into memory of its own, for a model that is not the round's result
         """
+        if self.table.has is not None:
+            return self._mix_parts(weights, several, fresh)
         if weights.ranked is not None:
             return [self._rank(weights.ranked, np.flatnonzero(weights.values > 0).tolist(), weights.mixing)]
         if weights.only_used:
@@ -236,6 +245,35 @@ class Cohort:
         if isinstance(weights.others, str):
             self._median_of_others(results)
         return results
+
+    def _mix_parts(self, weights: Weights, several: bool, fresh: bool) -> list[Result]:
+        """Where clients hold only some of the tensors: each is mixed over those that have it"""
+        assert self.table.has is not None
+        if weights.ranked is not None:
+            raise InputError("partial=True: means by rank are of clients that all have a tensor")
+        layout, has = self.table.layout, self.table.has
+        table, w, row, layerwise = self._rows_of(weights, several)
+        if weights.with_gram:  # which is of pieces, and not computed along with a sum
+            self.gram(layerwise)
+        results = self.access.mix(table, w, row, None if fresh else self.out, self.table)
+        found = partial.parts(w[..., : self.K])[row]  # [T, M, K]
+        for clients, these in partial.groups(has, ranks.integers(layout)):
+            have = [k for k in clients if self.shares[k] > 0] or clients.tolist()
+            self._rank_into(results, have, ranks.maximum(len(have)), these, found)
+        if isinstance(weights.others, str):
+            for clients, these in partial.groups(has, ~layout.is_param):
+                self._rank_into(results, clients.tolist(), ranks.median(len(clients)), these, found)
+        for m, result in enumerate(results):
+            result.contributions = torch.from_numpy(found[:, m].copy())
+        return results
+
+    def _rank_into(
+        self, results: list[Result], clients: list[int], mean: RankedMean, these: np.ndarray, parts: np.ndarray
+    ) -> None:
+        """Such a mean of these clients' values in some tensors [T] of results; parts [T, M, K] say so"""
+        if clients:
+            self.access.ranked_means(self.table.part(clients), ranks.means(mean), ranks.only(these), into=results)
+            parts[these] = np.isin(np.arange(self.K), clients) / len(clients)
 
     def wide_updates(self, weights: Weights) -> dict[int, torch.Tensor]:
         """The parameters' part of mix(weights) less the global model, in float32 or wider, by tensor: another read"""
@@ -275,6 +313,9 @@ class Cohort:
             rest = np.broadcast_to(weights.others_center, others.shape[:-1])[..., None]
             others = np.concatenate([others, rest], axis=-1)
             others = others if isinstance(weights.others, np.ndarray) else w
+        if table.has is not None and weights.center is None:
+            table = table.with_center_as_client()
+            w, others = (np.concatenate([x, np.zeros((*x.shape[:-1], 1))], axis=-1) for x in (w, others))
         self._check_weights(w, others)
         w, others = (np.ascontiguousarray(x if layerwise else x[None]) for x in (w, others))  # [L or 1, M, K]
         row = kernels.rows(table, layerwise)
@@ -282,6 +323,8 @@ class Cohort:
             others_for = ~table.layout.is_param if weights.others_for is None else weights.others_for
             row = row + others_for.astype(np.int32) * np.int32(len(w))
             w = np.concatenate([w, others])
+        if table.has is not None:
+            w, row = partial.weights(w, row, table.has[:, :-1])
         return table, w, row, layerwise
 
     def _check_weights(self, *weights: np.ndarray) -> None:

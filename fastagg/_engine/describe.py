@@ -37,7 +37,7 @@ class ClientValue:
 
 
 # What every result may have; a method declares its own besides, in Aggregator.client_values
-WEIGHTS = (ClientValue("weights", missing=0.0), ClientValue("mixing", missing=0.0))
+WEIGHTS = tuple(ClientValue(name, missing=0.0) for name in ("weights", "mixing", "contributions"))
 
 
 def describe(result: Result, cohort: Cohort, weights: Weights) -> Result:

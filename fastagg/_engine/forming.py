@@ -23,12 +23,13 @@ PER_CLIENT = {"cpu": 0.07, "cuda": 0.025}
 
 
 def is_wanted(method: Aggregator, table: Table, pass_cost: float, any_part: Callable[[bool], bool] = bool) -> bool:
-    """Whether a round of this method forms the Gram. Stages before a method mix what is formed.
+    """Whether a round of this method forms the Gram. Stages before a method mix what is formed, and Grams of
+    clients that hold only a part are scaled entry by entry.
 
     pass_cost   what a pass over the clients costs, in reads of memory
     any_part    of a model that is spread over processes: whether something is true of any part
     """
-    if method.stages or method.reads != "products" or method.gram == "full" or table.K <= FEW:
+    if table.has is not None or method.stages or method.reads != "products" or method.gram == "full" or table.K <= FEW:
         return True
     float64 = any_part(torch.float64 in table.layout.gram_dtypes)  # its products take twice as long
     form = table.K * PER_CLIENT.get(table.device.type, PER_CLIENT["cpu"]) * (2 if float64 else 1)
@@ -40,6 +41,8 @@ def passes(method: Aggregator, table: Table, pass_cost: float, inputs: Mapping[s
     declared = method.passes(table.layout, inputs)
     if read_gram(method.stages):  # before all else, and formed
         return ("gram", *("mix" if kind == "gram_mix" else kind for kind in declared if kind != "gram"))
+    if table.has is not None:  # the Gram of the parts, and then the mix
+        return tuple(part for kind in declared for part in (("gram", "mix") if kind == "gram_mix" else (kind,)))
     if is_wanted(method, table, pass_cost):
         return declared
     products = max(method.products(), 1)

@@ -14,6 +14,7 @@ from fastagg._engine.checks import InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.inputs import require_global
 from fastagg._engine.outputs import finish
+from fastagg._engine.partial import gram as gram_of_parts
 from fastagg._engine.result import Result
 from fastagg._engine.table import Layers, Out, Params, StateDict, Table
 from fastagg._engine.unformed import UnformedGram
@@ -21,16 +22,19 @@ from fastagg._engine.unformed import UnformedGram
 
 def gram(
     global_sd: StateDict, client_sds: Sequence[StateDict], *, layerwise: bool = False, params: Params = None,
-    layers: Layers = None, backend: str | None = None,
+    layers: Layers = None, partial: bool = False, backend: str | None = None,
 ) -> Gram:  # fmt: skip
     """Computes the centred Gram of the client models in one read: all inner products of g and the updates w_k - g.
 
     layerwise   compute one Gram per layer (a layer is a module: weight and bias together) instead of one for the model
     params      names of the parameters, or the nn.Module; default: all tensors except BatchNorm's running statistics
     layers      function from the name of a tensor to the name of its layer, for another grouping
+    partial     clients may hold only some of the tensors, and are compared by what they share (docs/partial.md)
     backend     the kernels to use, as in set_backend; default: what set_backend chose
     """
-    table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers)
+    table = tables.build(require_global(global_sd), client_sds, params=params, layers=layers, partial=partial)
+    if table.has is not None:
+        return gram_of_parts(table, layerwise, lambda pieces, by_piece: kernels.gram_of(pieces, by_piece, backend))
     return kernels.gram_of(table, layerwise, backend)
 
 

@@ -107,7 +107,8 @@ class MixedCohort(Cohort):
         """The whole model's, for stages: as it is, and to read distances from"""
         if not stages.read_gram(self._chain):
             return None, None
-        layerwise = self._clients.known_gram(True) is not None  # whose sum it is, without another read
+        # whose sum it is, without another read; but of clients that hold only a part
+        layerwise = self._clients.known_gram(True) is not None and self.table.has is None
         gram = self._clients.gram(layerwise)
         near = self._clients.distance_gram(layerwise) if stages.compare_pairs(self._chain) else gram
         return gram.model().part(range(self.table.K)), near.model().part(range(self.table.K))

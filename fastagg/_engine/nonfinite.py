@@ -95,6 +95,8 @@ def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
     marked = np.flatnonzero(not_finite.cpu().numpy())
     if not len(marked):
         return
+    if table.has is not None and not_finite_in(table.global_model, marked):  # which stands for what clients lack
+        raise InputError(in_words("the global model", keys_not_finite(table, table.global_model)))
     check_clients(table, [k for k, client in enumerate(table.clients) if not_finite_in(client, marked)])
     if table.center is not None and not_finite_in(table.center, marked):
         raise InputError(in_words("the global model", keys_not_finite(table, table.center)))

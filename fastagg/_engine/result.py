@@ -20,6 +20,9 @@ class Result(dict):
     weights   weights of the clients: [K], or [L, K] if they differ by layer
     layers    names of the L layers if weights differ by layer, else None
     gram      the Gram if the method computed one, else None; row k + 1 belongs to client k, as in weights
+    contributions  with partial=True, where some client does not have all tensors: the part from 0 to 1 that each client
+              has in each tensor, [T, K], in the order of the keys. Rows sum to 1; of a tensor that stays the global
+              model's they are 0. Else None
     logits    the state that an optimising method carries to its next round, else None
     dropped   the clients that were left out: a dict from client id to reason (on_bad_client="drop")
 
@@ -34,6 +37,7 @@ class Result(dict):
     weights: torch.Tensor = cast(torch.Tensor, None)  # which everything that is returned has
     layers: tuple[str, ...] | None = None
     gram: Gram | None = None
+    contributions: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     dropped: Mapping[Any, str] = MappingProxyType({})
 

@@ -38,7 +38,7 @@ def run(
     """
     if isinstance(client_sds, Iterable) and not isinstance(client_sds, Mapping):
         client_sds = list(client_sds)
-    form: dict[str, Any] = {"params": method.params, "layers": method.layers}
+    form: dict[str, Any] = {"params": method.params, "layers": method.layers, "partial": method.partial}
     if not isinstance(client_sds, list) or not client_sds:
         access.build(global_sd, cast(list, client_sds), **form, client_ids=None, bad=None)  # which says what is wrong
         raise AssertionError

@@ -107,6 +107,10 @@ class Table:
     client_ids: Sequence[Any] | None = None  # for messages
     positions: Sequence[int] | None = None  # where the clients were in what the caller gave, if it is not as here
     updates: bool = False  # clients are updates of the global model, and not models
+    # except where these tensors are, by identity, which are of models: what updates are to be made of them with
+    bases: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    # [T, K] bool: which tensors each client has. In the place of others are the global model's. None: all have all
+    has: np.ndarray | None = None
 
     @property
     def K(self) -> int:
@@ -120,8 +124,9 @@ class Table:
 
     def model_tensor(self, k: int, t: int) -> torch.Tensor:
         """Of a client's model, also where its update is in the table"""
-        tensor = self.clients[k][t].detach()
-        return tensor + self.global_model[t].detach() if self.updates else tensor
+        tensor = self.clients[k][t]
+        is_update = self.updates and id(tensor) not in self.bases
+        return tensor.detach() + self.global_model[t].detach() if is_update else tensor.detach()
 
     def name(self, k: int) -> str:
         """A client in the caller's words"""
@@ -142,12 +147,18 @@ class Table:
             client_address=np.ascontiguousarray(self.client_address[:, order]),
             other_inputs=[*self.other_inputs, *map(tuple, extents)],
             positions=self.given(order),
+            has=None if self.has is None else self.has[:, order],
         )
 
     def with_center_as_client(self) -> Table:
         """The same table with the global model as one more client, the last."""
         address = np.concatenate([self.client_address, self.center_address[:, None]], axis=1)
-        return replace(self, clients=[*self.clients, self.center], client_address=address, client_ids=None)
+        clients, has = [*self.clients, self.global_model], self.has_and_whole()
+        return replace(self, clients=clients, client_address=address, client_ids=None, has=has)
+
+    def has_and_whole(self) -> np.ndarray | None:
+        """Which tensors the clients have, and one more that has all: [T, K + 1]"""
+        return None if self.has is None else np.column_stack([self.has, np.ones(self.T, dtype=bool)])
 
     @property
     def T(self) -> int:
@@ -185,12 +196,14 @@ def build(
     client_ids: Sequence[Any] | None = None,
     hints: bool = True,
     narrow: bool = False,
+    partial: bool = False,
     bad: dict[int, str] | None = None,
 ) -> Table:
     """Checks the models against each other and returns their table. Without a global model, client 0 sets the form.
 
     hints   warn of what is allowed and probably a mistake: clients that are the same tensors
     narrow  clients may have NARROWER floats than the form: their tensors are in the table as they are
+    partial clients may lack tensors, but not all parameters; there must be a global model
     bad     clients that do not fit are left out of the table, and what is wrong with them goes in here, by position;
             without a global model, the form that most clients have is then the right one. Default: the first one raises
 
@@ -230,6 +243,14 @@ def build(
                 raise
             leave_out(first, str(error), str(error).removeprefix(f"{who}: "), some, bad, error)
 
+    if partial:
+        assert global_sd is not None
+        used = layout.is_param & (layout.numel > 0)
+        compared = [key for key, is_used in zip(layout.keys, used, strict=True) if is_used] or layout.keys
+        for k in list(some):
+            if not any(key in models[k] for key in compared):
+                reason = f"it has no parameter of the global model{prefix_hint(models[k], layout.keys)}"
+                leave_out(k, f"{client_name(k, client_ids)}: {reason}", reason, some, bad)
     K, T = len(models), len(layout.keys)
     center_address = np.zeros((T, 1), dtype=np.int64)
     center, other_inputs = None, []
@@ -245,7 +266,9 @@ def build(
         if scanned[1] or len(models[k]) != T:
             name = client_name(k, client_ids)
             try:
-                look_closer(models[k], layout, device, name, client_address[:, m], scanned, other_inputs, narrow)
+                instead = None if not partial or center is None else (center, center_address[:, 0])
+                address = client_address[:, m]
+                look_closer(models[k], layout, device, name, address, scanned, other_inputs, narrow, instead)
             except InputError as error:
                 for value in models[k].values():  # it may be anything, and is an input all the same
                     with suppress(TypeError, ValueError, RuntimeError):
@@ -257,12 +280,15 @@ def build(
     if len(fits) < len(given):
         client_address = np.ascontiguousarray(client_address[:, fits])
     positions = some if len(some) < K else None
+    has = None
+    if partial and any(len(models[k]) < T for k in some):
+        has = np.array([[key in models[k] for k in some] for key in layout.keys])
     if hints:
         at = positions or range(K)
         warn_of_same_tensors(client_address, layout.numel > 0, lambda k: client_name(at[k], client_ids))
     return Table(
         layout, device, clients, center, client_address, center_address[:, 0], as_numpy, metadata, other_inputs,
-        client_ids, positions,
+        client_ids, positions, has=has,
     )  # fmt: skip
 
 
@@ -346,13 +372,20 @@ def _read_reference(sd: StateDict, who: str) -> tuple[list[torch.Tensor], tuple[
 
 def look_closer(
     sd: StateDict, layout: Layout, device, who: str, address: np.ndarray, scanned: Scanned, others: list | None = None,
-    narrow: bool = False,
+    narrow: bool = False, instead: tuple[list, np.ndarray] | None = None,
 ) -> list:  # fmt: skip
     """The tensors of one model in the layout's order, checked where the scan left that; their addresses go to address,
-    [T]. Where the caller's own memory is not the one read, it is added to others."""
+    [T]. Where the caller's own memory is not the one read, it is added to others.
+
+    instead   what stands in the place of tensors that it does not have, and their addresses [T]"""
     tensors, odd = scanned
+    lacks = 0
     for t in odd:
         key = layout.keys[t]
+        if key not in sd and instead is not None:
+            tensors[t], address[t] = instead[0][t], instead[1][t]
+            lacks += 1
+            continue
         if key not in sd:
             raise InputError(f"{who}: key {key!r} is missing{prefix_hint(sd, layout.keys)}")
         given = as_tensor(sd[key], who, key)
@@ -363,7 +396,7 @@ def look_closer(
         address[t] = tensors[t].data_ptr()
         if others is not None and tensors[t] is not sd[key]:
             others.append(extent(sd[key]))
-    if len(sd) != len(layout.keys):
+    if len(sd) != len(layout.keys) - lacks:
         known = set(layout.keys)
         extra = next(key for key in sd if key not in known)
         raise InputError(f"{who}: key {extra!r} is not in the model it is compared with")

@@ -91,6 +91,8 @@ class FastAggAggregator(ModelAggregator):
         if memory is not None:
             extend.byte_count("memory", memory)
         self._server = fastagg.aggregator(method, on_bad_client=on_bad_client, **(options or {}))
+        if self._server.partial:
+            raise ValueError(f"{method}: partial=True is not possible here, where clients arrive one by one")
         if self._server.produces != "global":
             raise ValueError(f"{method} gives several models; NVFlare's FedAvg sends one to all clients")
         for name, factor in (aggregation_weights or {}).items():

@@ -57,6 +57,9 @@ class Bulyan(GlobalAggregator):
     def passes(self, layout: Layout, inputs: object) -> tuple[Pass, ...]:
         return ("gram", "ranks")
 
+    def why_not_partial(self) -> str:
+        return "it takes means of the values of each element, of clients that must all have it"
+
     def why_not_on_adapters(self) -> str:
         return "it takes means of the values of each element, and those of an adapter's update B A are never formed"
 

@@ -94,6 +94,9 @@ class CwFedAvg(PersonalisedAggregator):
         missing = inputs is not None and inputs.get("class_dist") is None
         return "shards of models have no whole head to estimate classes from; pass class_dist" * missing
 
+    def why_not_partial(self) -> str:
+        return "it looks at the rows of each client's output layer"
+
     def why_not_on_adapters(self) -> str:
         return "it looks at the rows of the output layer, which an adapter does not have"
 

@@ -39,7 +39,7 @@ class FedAvg(GlobalAggregator):
             vars(self).update(needs_global=True)  # of this object
 
     def missing_global(self) -> InputError:
-        if self.server_lr == 1:
+        if self.server_lr == 1 or self.partial:
             return super().missing_global()
         return InputError(
             f"{self.name}: the global model is None; server_lr={self.server_lr:g} is a step from the model the clients "

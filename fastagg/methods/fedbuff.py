@@ -54,9 +54,12 @@ class FedBuff(Asynchronous):
         return self.buffer_size
 
     def why_not_on_adapters(self) -> str:
-        if self.keep_versions:
-            return "it remembers former models, and of an adapter there are only the factors; keep_versions=0 has none"
-        return ""
+        if not self.keep_versions:
+            return ""
+        return (
+            "it keeps former versions of the global model, and an adapter has only the factors of its update; with "
+            "keep_versions=0 it takes clients that started from the current version"
+        )
 
     def weigh(self, cohort: Cohort, version: np.ndarray) -> Weights:
         t = self.stalenesses(cohort, version, cohort.table.updates)
@@ -98,4 +101,5 @@ class FedBuff(Asynchronous):
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
-        return (self.keep_versions + 1) * sum(numel * dtype.itemsize for numel, dtype in parameters)
+        kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there
+        return kept * sum(numel * dtype.itemsize for numel, dtype in parameters)

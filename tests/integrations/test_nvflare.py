@@ -489,6 +489,8 @@ def test_adaptive_methods_say_that_they_lack_the_global_model(returned):
 def test_the_constructor_refuses_what_cannot_work():
     with pytest.raises(ValueError, match="cwfedavg gives several models"):
         FastAggAggregator("cwfedavg")
+    with pytest.raises(ValueError, match="fedawa: partial=True is not possible here, where clients arrive one by one"):
+        FastAggAggregator("fedawa", {"partial": True})
     with pytest.raises(ValueError, match="did you mean 'fedawa'"):
         FastAggAggregator("fedawaa")
     with pytest.raises(TypeError, match="no option 'layer_wise'"):

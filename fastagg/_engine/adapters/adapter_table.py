@@ -44,9 +44,11 @@ class AdapterTable(Table):
 
     @property
     def bytes(self) -> int:
-        """Of the clients"""
-        factors = (f for client in self.clients for f in client[: len(self.names)] if isinstance(f, Factors))
-        return sum(f.A.nbytes + f.B.nbytes for f in factors) + int(self.layout.bytes[len(self.names) :].sum()) * self.K
+        """Of the clients, without what stands in the place of modules that they do not have"""
+        own = self.global_model[: len(self.names)]
+        factors = (f for client in self.clients for f, g in zip(client, own, strict=False) if f is not g)
+        size = sum(f.A.nbytes + f.B.nbytes for f in factors if isinstance(f, Factors))
+        return size + int(self.layout.bytes[len(self.names) :].sum()) * self.K
 
     @property
     def plain(self) -> Table:
@@ -65,9 +67,12 @@ class AdapterTable(Table):
 
 def build(
     global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, form: Form, scaling: Scaling,
-    params: Params, layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+    params: Params, layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None, partial: bool = False,
 ) -> AdapterTable:  # fmt: skip
-    """As table.build. A module that a client does not have is the global adapter's, or no update if that has none."""
+    """As table.build. A module that a client does not have is the global adapter's, or no update if that has none.
+
+    partial   the table says who has which modules and tensors
+    """
     if not isinstance(client_sds, Sequence) or not client_sds:
         tables.build(global_sd, client_sds)  # which says what is wrong
     center = parse({} if global_sd is None else global_sd, scaling, "the global adapter")
@@ -103,7 +108,8 @@ def build(
     )  # fmt: skip
     clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
     modules = sorted(m for m in dims if any(m in p.factors for p in (center, *clients)))
-    return _with_modules(table, modules, dims, center, clients, tables.parameter_names(params), layers)
+    made = _with_modules(table, modules, dims, center, clients, tables.parameter_names(params), layers)
+    return _who_has_what(made, clients) if partial else made
 
 
 def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
@@ -181,6 +187,14 @@ def _with_modules(
         like=tuple(p.factors[m] for m, p in zip(modules, first, strict=True)),
         config=next((config for config in configs if config is not None), None),
     )  # fmt: skip
+
+
+def _who_has_what(table: AdapterTable, clients: Sequence[Parsed]) -> AdapterTable:
+    plain = table.layout.keys[len(table.names) :]
+    given = [{*p.factors} for p in clients], [{*p.plain} for p in clients]
+    rows = [[m in own for own in given[0]] for m in table.modules] + [[key in own for own in given[1]] for key in plain]
+    has = np.array(rows, dtype=bool).reshape(table.T, table.K)
+    return table if has.all() else dataclasses.replace(table, has=has)
 
 
 def _reference(module: str, center: Parsed, clients: Sequence[Parsed]) -> Parsed:

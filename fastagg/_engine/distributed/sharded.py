@@ -78,7 +78,7 @@ class OverGroup:
 
     def build(
         self, global_sd: StateDict | None, client_sds: Sequence[StateDict | InputError], *, params: Params,
-        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None,
+        layers: Layers, client_ids: Sequence[Any] | None, bad: dict[int, str] | None, partial: bool = False,
     ) -> Table:  # fmt: skip
         if not isinstance(client_sds, list) or not client_sds:
             return tables.build(global_sd, client_sds)  # which says what is wrong

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastagg._engine import forming, registry, rounds
+from fastagg._engine import forming, partial, registry, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.adapters import folders, forms
 from fastagg._engine.adapters.access import AdapterResult, InAdapters
@@ -187,9 +187,8 @@ class Job:
             result.take_over(found)
             if report is not None and result.gram is None and g is not None:
                 here = [k for k, name in enumerate(self.ids) if name not in result.dropped]
-                options = {"params": self.server.params, "layers": self.server.layers}
-                table = access.build(g, [clients[k] for k in here], **options, client_ids=None, bad=None)
-                gram = access.gram(table, False)
+                table = access.build(g, [clients[k] for k in here], **self._form, client_ids=None, bad=None)
+                gram = access.gram(table, False) if table.has is None else partial.gram(table, False, access.gram)
                 result.gram = gram.among(len(clients), here)
             if report is not None:  # before the model: a round that is complete must not end with an error
                 from fastagg._engine.files import report as file_report
@@ -213,6 +212,12 @@ class Job:
         result.passes, result.bytes_read = access.passes, access.bytes_read
         result.seconds = time.perf_counter() - began
         return result
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        """How a table of the models is built"""
+        server = self.server
+        return {"params": server.params, "layers": server.layers, "partial": server.partial}
 
     def _made_before(self) -> FileResult:
         """The result of a round whose model is in its place, from what the file says of it"""
@@ -247,9 +252,8 @@ class Job:
         with naming_files(self.models):
             build = tables.build if self.form is None else InAdapters(self.form, self.rank).build
             table = build(
-                g, clients, params=server.params, layers=server.layers, client_ids=self.ids,
-                bad=dropped if server.on_bad_client == "drop" else None,
-            )  # fmt: skip
+                g, clients, **self._form, client_ids=self.ids, bad=dropped if server.on_bad_client == "drop" else None
+            )
         passes = forming.passes(server, table, (InFiles if self.form is None else InAdapters).pass_cost, self.inputs)
         written = len(self.ids) if server.produces == "personalised" else 1
         return {
