@@ -41,10 +41,12 @@ def test_an_unreleased_section_is_refused(tmp_path, monkeypatch):
 
 
 def test_one_address():
-    source = PROJECT["urls"]["Source"]
-    assert all(url.startswith(source) for url in PROJECT["urls"].values())
+    source, site = PROJECT["urls"]["Source"], PROJECT["urls"]["Documentation"]
+    assert all(url.startswith(source) for url in PROJECT["urls"].values() if url != site)
     assert f"repository-code: {source}\n" in (ROOT / "CITATION.cff").read_text()
+    [built_for] = re.findall(r"^site_url: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert f"repo_url: {source}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert built_for == site
 
 
 def targets(workflow: Path) -> set[str]:

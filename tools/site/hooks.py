@@ -18,7 +18,8 @@ ELSEWHERE = {  # pages made of files outside of docs
     "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md",
     "examples/flower.md": "examples/flower/README.md", "examples/nvflare.md": "examples/nvflare/README.md",
 }  # fmt: skip
-NUMBER = re.compile(r"(<td[^>]*>)([-+]?\d[^<]{0,15})(?=</td>)")  # of a table, with its unit: stays in one line
+NUMBER = re.compile(r"(<td[^>]*>)([-+≈]?\s?\d[^<]{0,15})(?=</td>)")  # of a table, with its unit: stays in one line
+CODE = re.compile(r"<code>[^<]*</code>")  # in a table, where GitHub needs \| for a bar, and Python-Markdown keeps it
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -58,6 +59,7 @@ def _spaced(text: str) -> str:
 
 def on_page_content(html: str, **kwargs: Any) -> str:
     html = NUMBER.sub(lambda found: found[1] + found[2].replace(" ", "\u00a0"), html)
+    html = CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
     return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*/?>', r'<a href="\1">\g<0></a>', MATH.sub(_mathml, html))
 
 
