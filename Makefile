@@ -3,11 +3,13 @@
 # make test    the tests
 # make test-integrations   the tests inside Flower and NVFlare, each in an environment of its own, and against byzfl
 # make test-peft   adapters that PEFT makes, saves and loads, in an environment of its own
-# make test-nightly   generated cases by the ten thousand, and what takes too long for every day: the next four as well
+# make test-nightly   what takes too long for every day: test-generated, test-aarch64, wheels, test-oldest, test-newest
+# make test-generated   generated cases by the ten thousand
 # make test-oldest, make test-newest   the wheel with the oldest versions that pyproject.toml allows, and with the newest
 #              there are (each downloads gigabytes: torch brings CUDA)
 # make test-aarch64   the native code's own tests, built for 64-bit Arm and emulated: ten minutes
 # make wheels  what a release publishes, in dist: the sdist, and from it a wheel, which is tested as users get it
+# make wheels-in-containers   the wheels as they are published, by cibuildwheel: needs Docker or Podman
 # make sanitize  the native code under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind
 # make bench   every kernel and method against PyTorch and one read of memory, and the simulator against a PyTorch loop:
 #              tables and plots in benchmarks/results, under 15 minutes; make bench ONLY=fedawa measures a part
@@ -44,7 +46,7 @@ SANITIZERS := sanitize-address sanitize-thread sanitize-plain
 
 INTEGRATIONS := flower nvflare
 
-.PHONY: demo test test-oldest test-newest test-aarch64 wheels test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
+.PHONY: demo test test-oldest test-newest test-aarch64 wheels wheels-in-containers test-integrations $(INTEGRATIONS:%=test-%) test-byzfl test-peft test-nightly test-generated sanitize $(SANITIZERS) bench bench-integrations bench-compare lint lint-quick release-check docs notebooks stubs format clean
 
 # What is there already will do
 demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
@@ -67,11 +69,15 @@ build/byzfl: Makefile | $(BIN)/python
 	$(PIP) install --no-deps --upgrade --target $@ byzfl==0.0.11
 	touch $@
 
-test-nightly: $(VENV)/ready test-aarch64 wheels test-oldest test-newest
+test-nightly: test-generated test-aarch64 wheels test-oldest test-newest
+test-generated: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
 wheels: build/dist
 	$(BIN)/python -m tools.installed
+wheels-in-containers: | $(BIN)/python
+	$(PIP) install cibuildwheel==4.3.5
+	$(BIN)/python -m cibuildwheel --platform linux --output-dir dist
 test-oldest: build/dist
 	$(BIN)/python -m tools.installed --python 3.10 --constraints constraints-oldest.txt --env $(VENV)-oldest
 test-newest: build/dist

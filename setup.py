@@ -5,6 +5,7 @@ computes everything. FASTAGG_NATIVE=1 (or FASTAGG_CUDA=1) makes that an error, a
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,20 @@ class Wheel(bdist_wheel):
         return super().get_tag()
 
 
+def readme() -> str:
+    """README.md as PyPI can show it: a relative link leads to the file in the repository, of this version"""
+    project = (HERE / "pyproject.toml").read_text(encoding="utf-8")
+    version, source = (re.search(rf'^{name} = "(.+)"$', project, re.MULTILINE)[1] for name in ("version", "Source"))
+
+    def link(found: re.Match[str]) -> str:
+        return f"{found[1]}({source}/{'raw' if found[1].startswith('!') else 'blob'}/v{version}/{found[2]})"
+
+    return re.sub(r"(!?\[[^\]]*\])\((?!https?:|#)([^)\s]+)\)", link, (HERE / "README.md").read_text(encoding="utf-8"))
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension("fastagg._cpu", sources=[], optional=True, py_limited_api=ABI3),
         Extension("fastagg._cuda", sources=[], optional=True),

@@ -42,6 +42,7 @@ def serve(folder: Path, rounds: int, clients: int) -> None:
             model = round.finish()
             at = {"round": r + 1, "model": dict(model), "server": server.state_dict()}
             saved.save(folder / "server", at)
+    server.resume_round(folder / "spill")  # removes what is left of the last one, if the process was killed just then
     print("done", flush=True)
 
 

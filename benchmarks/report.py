@@ -43,7 +43,8 @@ def markdown(tables: list[tuple], intro: str) -> str:
 
 
 def lines_of(headings: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows))
+    lines = "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows))
+    return lines.replace("torch._foreach_", "`torch._foreach_`")  # whose underscores are Markdown's emphasis
 
 
 def show(tables: list[tuple], intro: str) -> None:

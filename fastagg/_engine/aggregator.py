@@ -377,16 +377,18 @@ class Aggregator(Generic[R]):
         if it was finished before this server's state was saved, so that its clients count only once."""
         folder = Spill(spill)
         try:
-            if not folder.is_begun:
-                folder.close()
-                return None
-            model = folder.read()
-            if folder.about["token"] == self.finished_round:
-                folder.clear()
+            model = folder.read() if folder.is_begun else None
+            if not folder.is_begun or folder.about["token"] == self.finished_round:
+                folder.clear()  # what is left of one that was being removed
                 folder.close()
                 return None
             if folder.about.get("method") != self.name:
                 raise InputError(f"{spill}: the round is of method {folder.about.get('method')!r}, not {self.name!r}")
+            if folder.about.get("version") != self.version:
+                raise InputError(
+                    f"{spill}: the round was begun with version {folder.about.get('version')} of the global model, and "
+                    f"this server has version {self.version}: load the state that was saved with it"
+                )
             return Round(self, model, memory=memory, resumed=folder)
         except BaseException:
             folder.close()

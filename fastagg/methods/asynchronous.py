@@ -75,9 +75,10 @@ class Asynchronous(GlobalAggregator):
 
     def _why_not(self, state: Versions, version: float, is_update: bool) -> str:
         if version % 1:
-            return f"it started from version {version:g} of the global model, expected an integer"
+            return f"it started from version {version:.15g} of the global model, expected an integer"
         if version > state.now:
-            return f"it started from version {version:g} of the global model, and the current one is {state.now}"
+            why = f"it started from version {version:.15g} of the global model, and the current one is {state.now}"
+            return why if state.now else f"{why}; an aggregator counts its own rounds: keep one, or load its state"
         if version < state.now and is_update == (self.stale_as != "updates"):
             return self._why_not_stale(state, int(version))
         return ""

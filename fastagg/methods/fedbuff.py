@@ -53,6 +53,14 @@ class FedBuff(Asynchronous):
     def waits_for(self) -> int:
         return self.buffer_size
 
+    def why_not_on_adapters(self) -> str:
+        if not self.keep_versions:
+            return ""
+        return (
+            "it keeps former versions of the global model, and an adapter has only the factors of its update; with "
+            "keep_versions=0 it takes clients that started from the current version"
+        )
+
     def weigh(self, cohort: Cohort, version: np.ndarray) -> Weights:
         t = self.stalenesses(cohort, version, cohort.table.updates)
         weights = self.server_lr * cohort.shares * self.discounts(t)
@@ -93,4 +101,5 @@ class FedBuff(Asynchronous):
         return dict([*former.items(), (cohort.state.now, parameters)][-self.keep_versions :])
 
     def bytes_needed(self, parameters: Iterable[tuple[int, torch.dtype]]) -> int:
-        return (self.keep_versions + 1) * sum(numel * dtype.itemsize for numel, dtype in parameters)
+        kept = self.keep_versions and self.keep_versions + 1  # the oldest goes when the new one is there
+        return kept * sum(numel * dtype.itemsize for numel, dtype in parameters)

@@ -82,6 +82,8 @@ class Events:
             else:
                 with watch("train"):
                     self.train(one)
+                assert one.update is not None
+                sim.remember([(one.client, one.update)])  # at once: it may begin again before the buffer is full
                 arrived.append(one)
                 staleness.append(sim.server.version - one.version)
                 self.buffer.append(one)
@@ -126,10 +128,15 @@ class Events:
         with sim.server.round(sim.models[0]) as round:
             for t in self.buffer:
                 round.add(t.number, **self.sent(t), size=len(sim.parts.train[t.client]), version=t.version)
-            result = round.finish()
-        sim.models = [dict(result)]
-        sim.remember([(t.client, t.update) for t in self.buffer if t.update and t.number not in result.dropped])
+            result = round.finish() if round.clients else None
+            refused = round.dropped if result is None else result.dropped
+        for t in self.buffer:
+            if t.number in refused:  # perhaps for what it remembers
+                sim.forget(t.client)
         self.buffer = []
+        if result is None:
+            return
+        sim.models = [dict(result)]
         self.starts[sim.server.version] = sim.models[0]
         needed = {t.version for t in self.training} | {sim.server.version}
         self.starts = {version: model for version, model in self.starts.items() if version in needed}
@@ -156,7 +163,8 @@ class Events:
         self.training, self.buffer = ([_training(t) for t in state[name]] for name in ("training", "buffer"))
         for t in (*self.training, *self.buffer):
             if t.update is not None:
-                t.update = replace(t.update, state=here(t.update.model))
+                tensors = {name: here(part) for name, part in vars(t.update).items() if isinstance(part, dict)}
+                t.update = replace(t.update, **tensors)
         missing = {t.version for t in (*self.training, *self.buffer)} - self.starts.keys()
         if missing or len(self.training) != self.count:
             raise ValueError("what it says of clients that train does not fit the run")

@@ -121,7 +121,7 @@ def guessed(names: list[str], where: str) -> tuple[str, str]:
     if len(xs) != 1 or len(ys) != 1:
         raise DataError(
             f"data: {where} has the columns {', '.join(map(repr, names))}, and it is not clear which is x and which is"
-            ' y; say so by columns=("image", "label")'
+            ' y; say so: {"train": .., "test": .., "columns": ("image", "label")}'
         )
     return xs[0], ys[0]
 

@@ -33,6 +33,7 @@ class Run:
     rounds       the number of each round that is recorded, from 0, which is before training
     accuracy     of the global model on the test set, by round (NaN where there is no global model); with metric=, that
     loss, train_loss, personal_accuracy      likewise
+    time         simulated time when each round ended, if the run has a clock, else NaN
     weights      of the clients, by round: a list of lists, None where a method has none
     records      all that is known of each round, as in metrics.jsonl
     summary      what it has come to: "accuracy" is the mean of the last five rounds, ...
@@ -97,6 +98,10 @@ class Run:
     @property
     def train_loss(self) -> np.ndarray:
         return self.curve("train_loss")
+
+    @property
+    def time(self) -> np.ndarray:
+        return self.curve("time")
 
     @property
     def weights(self) -> list[list[float] | None]:

@@ -93,6 +93,8 @@ def separated(values: Mapping[str, Any]) -> tuple[dict[str, Any], Own]:
         elif name == "data":
             own[name] = brought(value, plain.get("pixels", "standard"))
             plain[name] = text_of_data(own[name])
+            if own[name].parts is not None:
+                plain.setdefault("clients", len(own[name].parts))
         else:
             own[name], plain[name] = value, text_of(value)
     return plain, Own(**own)

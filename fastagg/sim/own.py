@@ -34,15 +34,13 @@ FORMS = (
 Parts = list[np.ndarray]  # per client: numbers of its samples in the training set
 
 
-def dataset_of(
-    data: Any, *, columns: tuple[str, str] | None = None, pixels: str = "standard", name: str = "own"
-) -> tuple[Dataset, Parts | None]:
+def dataset_of(data: Any, *, pixels: str = "standard", name: str = "own") -> tuple[Dataset, Parts | None]:
     """The data set, and the split over clients if the data say who has what.
 
     data      a Dataset; (x, y, test_x, test_y), tensors, arrays or lists; (train, test) or {"train": ..., "test": ...}
               of map-style data sets with items (x, y) or dicts; {"clients": [one of each], "test": ...}. A tuple
-              (x, y) is a data set too
-    columns   which entries of such dicts are x and y; None: found by their names
+              (x, y) is a data set too. Which entries of dicts are x and y is found by their names, or said in
+              {..., "columns": ("image", "label")}
     pixels    how uint8 images are scaled, one of choices.PIXELS
     """
     check_choice("data", "pixels", pixels, PIXELS)
@@ -63,6 +61,7 @@ def dataset_of(
         train, test = [("training set", data[0])], data[1]
     else:
         raise DataError(f"data: {kind_of(data)}; {FORMS}")
+    columns = columns_of(data)
     x, y, sizes = gathered(train, columns)
     test_x, test_y, _ = gathered([("test set", test)], columns)
     dataset = formed(name, x, y, test_x, test_y, pixels)
@@ -70,6 +69,15 @@ def dataset_of(
     ends = np.cumsum([0, *sizes])
     parts = [np.arange(a, b) for a, b in pairwise(ends)]
     return dataset, parts if isinstance(data, Mapping) and "clients" in data else None
+
+
+def columns_of(data: Any) -> tuple[str, str] | None:
+    given = data.get("columns") if isinstance(data, Mapping) else None
+    if given is None:
+        return None
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f'data: columns is {given!r}; expected the names of x and y: ("image", "label")')
+    return given[0], given[1]
 
 
 def one_of(data: Mapping[str, Any], key: str) -> Any:

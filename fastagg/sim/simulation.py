@@ -25,7 +25,7 @@ from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, outcomes
 from fastagg.sim.pace import Pace, speeds_of
 from fastagg.sim.stopwatch import Stopwatch
-from fastagg.sim.train import Job, Trainer, Update
+from fastagg.sim.train import Job, Trainer, Update, device_of
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.
@@ -43,6 +43,7 @@ class Simulation:
     ) -> None:
         self.options, self.peers = options, peers
         o, own = options, own or Own()
+        device_of(o.device)  # before data are read, which may take a while
         self.data, self.parts, self.proxy = divided(o, own, dataset)
         d = self.data
         cls = own.aggregator_class(o)
@@ -114,7 +115,7 @@ class Simulation:
         present = [k for k in invited if not self.lost(r, k)] or invited[:1]
         self.choose_models(present)
         jobs = [self.job(r, k) for k in present]
-        self.pace.wait_for((job.client, job.epochs) for job in jobs)
+        self.pace.wait_for((k, self.job(r, k).epochs) for k in invited)  # also for those who will send nothing
         with clock("train"):
             updates = self.trained(r, jobs, lr) if self.peers is None else ranks.train(
                 self.peers, jobs, lambda some: self.trained(r, some, lr)
@@ -240,6 +241,10 @@ class Simulation:
         """A client whose update was not used goes on as if it had not taken part"""
         self.memory |= {k: u.memory for k, u in kept if u.memory is not None}
         self.momentum |= {k: u.momentum for k, u in kept if u.momentum is not None}
+
+    def forget(self, client: int) -> None:
+        self.memory.pop(client, None)
+        self.momentum.pop(client, None)
 
     def aggregate_clusters(self, present: list[int], updates: list[Update]) -> tuple[Any, dict[str, torch.Tensor]]:
         """Each cluster on its own, from its own model; a cluster may come out as two"""

@@ -95,6 +95,19 @@ class Local:
         return algorithms.make(self.algorithm, self.mu)
 
 
+def device_of(name: str) -> torch.device:
+    """ValueError where this machine, or this torch, does not have it"""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"sim: device={name!r} cannot be used here ({why}); choose cpu, or install what it needs"
+        ) from error
+    return device
+
+
 @dataclass(frozen=True)
 class Job:
     """One client's part in one round"""
@@ -153,7 +166,7 @@ class Trainer:
     ):
         check_samples(x, y)
         self.algorithm, self._local, self._head = local.rule, local, head
-        self._device = torch.device(local.device)
+        self._device = device_of(local.device)
         self._images = is_convolutional(model, x)
         self._x, self._y = x.to(self._device), y.to(self._device)
         self._rows = by_pixel(self._x) if self._images else self._x

@@ -26,7 +26,7 @@ def inputs_of(name, K=7):
 
 def test_what_is_refused_is_what_needs_elements_or_models():
     assert {"median", "trimmed_mean", "meamed", "phocas", "bulyan", "fedlaw", "feddf", "fedbe", "server_ft", "fedavgm",
-            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg"} == set(REFUSED)  # fmt: skip
+            "fedadam", "fedyogi", "fedadagrad", "fltrust", "cwfedavg", "fedbuff"} == set(REFUSED)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -39,6 +39,19 @@ def test_refusals_say_why(name):
 def test_an_update_that_is_kept_is_none_of_factors():
     with pytest.raises(fastagg.InputError, match="centred_clipping: center='previous' keeps an update"):
         fastagg.lora.aggregate(*cohort(3), method="centred_clipping", tau=1.0, center="previous")
+
+
+def test_versions_are_not_kept_of_factors():
+    """FedBuff takes clients of the current version, round after round"""
+    server = fastagg.aggregator("fedbuff", keep_versions=0, server_lr=0.5)
+    for version in range(2):
+        g, clients = cohort(3, seed=version)
+        found = fastagg.lora.aggregate(g, clients, SIZES[:3], method=server, version=[version] * 3, form="exact")
+        expected = fastagg.lora.aggregate(g, clients, SIZES[:3], method="fedavg", server_lr=0.5, form="exact")
+        for key, value in dense(expected).items():
+            torch.testing.assert_close(dense(found)[key], value, rtol=1e-6, atol=1e-6)
+    with pytest.raises(fastagg.BadClientError, match="started from version 1"):
+        fastagg.lora.aggregate(g, clients, method=server, version=[2, 1, 2])
 
 
 def test_methods_of_others_that_look_at_elements_are_refused_too(monkeypatch):

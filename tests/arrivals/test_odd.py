@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg import BadClientError, InputError, extend
+from fastagg._engine import kernels
 from fastagg._engine.arrivals.running import RunningSum
 from helpers.cohort import assert_same_bits, make
+from helpers.every_method import OPTIONS, cohort, round_inputs
 
 
 def odd(seed):
@@ -290,3 +292,58 @@ def test_tensors_in_several_files(tmp_path):
         assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
     with pytest.raises(InputError, match="has no tensor 'z'"):
         extend.open_tensors({"w": (tmp_path / "0-0.safetensors", "z")})
+
+
+def test_who_was_refused_first_is_in_the_round_with_a_better_model():
+    g, clients = make(2, {"w": (4, 3)})
+    with fastagg.aggregator("fedavg", on_bad_client="drop").round(g, memory=1) as round:
+        assert not round.add("a", {"w": torch.full((4, 3), torch.nan)})
+        assert not round.add("b", {"w": torch.ones(2)})
+        assert list(round.dropped) == ["a", "b"]
+        assert round.add("a", clients[0])
+        result = round.finish()
+    assert list(result.dropped) == ["b"]
+
+
+@pytest.mark.parametrize("change", ["cut", "gone"])
+def test_a_file_that_changes_where_whole_models_are_tried_out(change, tmp_path):
+    g, clients = cohort()
+    path = tmp_path / "c.safetensors"
+    save_file(clients[0], path)
+    with fastagg.aggregator("feddf", **OPTIONS["feddf"]).round(g) as round:
+        round.add(0, path)
+        os.truncate(path, 1000) if change == "cut" else path.unlink()  # to read it would end the process
+        with pytest.raises(InputError, match=r"c\.safetensors"):
+            round.finish(**round_inputs("feddf", 1))
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_file_that_changes_while_it_is_looked_at_is_its_clients_fault(drop, tmp_path, monkeypatch):
+    g, clients = make(1, {"w": (4, 3)})
+    path = tmp_path / "c.safetensors"
+    save_file(clients[0], path)
+    dots = kernels.dots_of
+
+    def changed(*given):
+        os.utime(path, ns=(1, 1))
+        return dots(*given)
+
+    monkeypatch.setattr(kernels, "dots_of", changed)
+    with fastagg.aggregator("fedavg", on_bad_client="drop" if drop else "raise").round(g) as round:
+        if drop:
+            assert not round.add("x", path)
+        else:
+            with pytest.raises(BadClientError, match=r"client 'x': .*c\.safetensors was changed while it was read"):
+                round.add("x", path)
+        assert round.clients == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grams_of_many_layers_need_no_more_memory_than_the_result_has(dtype):
+    """memory= is of the clients"""
+    g, clients = make(90, {f"{layer}.weight": (8,) for layer in range(40)}, scale=0.1)
+    with fastagg.aggregator("fedawa", layerwise=True).round(g, memory=1) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, {key: value.to(dtype) for key, value in sd.items()})
+        meant = [{key: value.to(dtype).float() for key, value in sd.items()} for sd in clients]
+        assert_same_bits(round.finish(), fastagg.fedawa(g, meant, layerwise=True))

@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg import BadClientError, InputError
+from fastagg._engine.arrivals.round import Round
 from helpers.arrivals import ORDER, SIZES, arrive, pairs_of
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
-from helpers.every_method import IDS, METHODS, OPTIONS, K, cohort, models, run
+from helpers.every_method import IDS, IN_MEMORY, METHODS, OPTIONS, K, cohort, models, run
 
 BYTES = sum(value.nbytes for value in cohort()[0].values())
 
@@ -42,6 +43,19 @@ def test_every_method_has_the_bits_of_a_whole_round(name, memory, tmp_path):
         again = [run(name, g, clients, SIZES, ids=IDS, server=s) for s in (whole, server)]
         for a, b in zip(*map(models, again), strict=True):
             assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - IN_MEMORY))
+def test_every_method_has_these_bits_wherever_tensors_are_cut(name, monkeypatch):
+    g, clients = make(K, {"a.weight": (300, 170), "b.weight": (33, 9), "fc.weight": (4, 9100), "one": ()}, scale=1e-2)
+    expected = run(name, g, clients, SIZES, ids=IDS)
+    server = fastagg.aggregator(name, **OPTIONS[name])
+    monkeypatch.setattr(Round, "_slab_bytes", 1 << 18)  # of eight models: half of a chunk of each, so one
+    with server.round(g, memory=1) as round:
+        rest = arrive(round, name, clients)
+        found = round.finish(**rest)
+    for a, b in pairs_of(server, expected, found):
+        assert_same_bits(a, b)
 
 
 @pytest.mark.parametrize("name", ["fedawa", "median", "fedavg", "simprox"])

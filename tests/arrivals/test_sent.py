@@ -8,9 +8,11 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg import BadClientError, InputError
+from fastagg._engine.arrivals import updates
+from fastagg._engine.arrivals.round import Round
 from helpers.arrivals import ORDER, SIZES, arrive, pairs_of
 from helpers.cohort import assert_same_bits, make, make_with_batch_norm
-from helpers.every_method import IDS, METHODS, OF_EXAMPLE_NET, OPTIONS, K, cohort, run
+from helpers.every_method import IDS, IN_MEMORY, METHODS, OF_EXAMPLE_NET, OPTIONS, K, cohort, models, run
 
 SHAPES = {"a.weight": (130, 700), "a.bias": (130,), "bn.running_var": (130,), "b.weight": (3, 1)}
 
@@ -57,14 +59,15 @@ def test_dtypes_that_are_refused():
             round.add(1, sd)
 
 
-def test_methods_that_try_out_models_want_whole_ones():
+@pytest.mark.parametrize("name", sorted(IN_MEMORY))
+def test_methods_that_want_whole_models_get_wide_ones(name):
     g, clients = cohort()
-    name = "feddf"
     sent = [{key: v.bfloat16() if v.is_floating_point() else v for key, v in sd.items()} for sd in clients]
-    with fastagg.aggregator(name, **OPTIONS[name]).round(g) as round:
+    meant = [{key: v.to(g[key].dtype) for key, v in sd.items()} for sd in sent]
+    expected = run(name, g, meant, SIZES, ids=IDS)
+    with fastagg.aggregator(name, **OPTIONS[name]).round(g, memory=1) as round:
         rest = arrive(round, name, sent)
-        with pytest.raises(InputError, match="must have the dtypes of the global model"):
-            round.finish(**rest)
+        assert_same_bits(expected, round.finish(**rest))
 
 
 def difference(sd, g):
@@ -94,6 +97,28 @@ def test_updates(name, memory, who):
                 torch.testing.assert_close(b[key], a[key], rtol=1e-9 if tight else 1e-5, atol=1e-11 if tight else 1e-6)
             else:
                 assert torch.equal(a[key], b[key])
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize("name", sorted(set(METHODS) - IN_MEMORY))
+def test_models_among_updates_are_not_copied(name, memory, monkeypatch):
+    """They have the bits of the updates that could be made of them. One of them is the global model itself."""
+    g, clients = make_with_batch_norm(K, SHAPES, torch.float32, seed=3, scale=1e-2)
+    clients[2] = g
+    clients[3] = {key: v.bfloat16() if v.is_floating_point() else v for key, v in clients[3].items()}
+    as_models = {2, 3, 5}
+    found = []
+    monkeypatch.setattr(updates, "update_of", None)
+    monkeypatch.setattr(Round, "_slab_bytes", 1 << 16)
+    for who in (set(), as_models):
+        with fastagg.aggregator(name, **OPTIONS[name]).round(g, memory=memory) as round:
+            rest = arrive(
+                round, name, clients,
+                lambda k, sd, who=who: {"model": sd} if k in who else {"update": difference(sd, g)},
+            )  # fmt: skip
+            found.append(round.finish(**rest))
+    for a, b in zip(*map(models, found), strict=True):
+        assert_same_bits(a, b)
 
 
 @pytest.mark.parametrize("count", [5, 40])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,6 +100,7 @@ def test_clients_of_a_round_that_was_being_removed_are_in_no_other(tmp_path):
         round.add(0, clients[0])
     (tmp_path / "round.json").unlink()  # and the process was killed
     assert server.resume_round(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
     with server.round(g, memory=1, spill=tmp_path) as round:
         round.add(1, clients[1])
     with server.resume_round(tmp_path) as round:
@@ -210,3 +214,40 @@ def test_what_a_stop_left_of_a_finished_round_is_not_of_the_next(tmp_path):
         round.finish()
     assert names(tmp_path) == ["client"]
     assert (tmp_path / "client-3.safetensors").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+    g, _ = make(1, {"w": (4, 3)})
+    (tmp_path / "file").write_text("mine")
+    for spill in (tmp_path / "file", tmp_path / "file" / "s"):
+        for begin in (lambda spill=spill: fastagg.aggregator("fedavg").round(g, spill=spill),
+                      lambda spill=spill: fastagg.aggregator("fedavg").resume_round(spill)):  # fmt: skip
+            with pytest.raises(InputError, match=r"file.*cannot be the folder of a round"):
+                begin()
+
+
+def test_numbers_of_any_kind_are_what_they_were(tmp_path):
+    g, clients = make(3, {"w": (40, 30)})
+    sizes = [Fraction(1, 3), np.float32(0.1), torch.tensor(7)]
+    steps = [np.int64(3), Decimal("2.5"), torch.tensor([4.0])[0]]
+    expected = fastagg.fednova(g, clients, [float(n) for n in sizes], local_steps=[float(n) for n in steps])
+    with fastagg.aggregator("fednova").round(g, memory=1, spill=tmp_path) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd, size=sizes[k], local_steps=steps[k])
+    with fastagg.aggregator("fednova").resume_round(tmp_path) as round:
+        assert_same_bits(expected, round.finish())
+
+
+def test_a_client_that_cannot_be_removed_is_still_in_the_round(tmp_path, monkeypatch):
+    g, clients = make(1, {"w": (40, 30)})
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    with fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path) as round:
+        round.add(0, clients[0])
+        with monkeypatch.context() as m:
+            m.setattr(Spill, "remove", fail)
+            with pytest.raises(OSError, match="Input/output"):
+                round.discard(0)
+        assert round.clients == [0]

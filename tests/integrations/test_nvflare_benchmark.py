@@ -9,4 +9,4 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_benchmark_runs(capsys):
-    run_benchmark.check(capsys, rows=4)
+    run_benchmark.check(capsys, rows=6)

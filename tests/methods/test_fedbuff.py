@@ -239,6 +239,51 @@ def test_a_round_goes_on_after_a_stop(tmp_path):
     assert server.version == 4
 
 
+def test_numbers_of_versions_are_told_exactly():
+    server, g = fastagg.FedBuff(), model_of(torch.float32, 0)
+    with pytest.raises(BadClientError, match=r"from version 3 of .* is 0; an aggregator counts its own rounds"):
+        fastagg.fedbuff(g, [g], version=[3])
+    server.load_state_dict({"method": "fedbuff", "version": 12345678, "former": {}})
+    for version, words in ((12345679, "version 12345679 of .* is 12345678$"), (12345676.5, "version 12345676.5 of")):
+        with pytest.raises(BadClientError, match=words):
+            server.aggregate(g, [g], version=[version])
+
+
+def test_memory_that_is_announced():
+    assert fastagg.FedBuff(keep_versions=2).bytes_needed([(10, torch.float32)]) == 120
+    assert fastagg.FedBuff(keep_versions=0).bytes_needed([(10, torch.float32)]) == 0  # it keeps nothing
+
+
+def test_rounds_one_after_the_other():
+    """One that was begun before another was finished has a global model that is not the newest"""
+    server, g, w = fastagg.FedBuff(), model_of(torch.float32, 0), model_of(torch.float32, 1)
+    with server.round(g) as first, server.round(g) as second:
+        first.add("a", w, version=0)
+        second.add("b", w, version=0)
+        first.finish()
+        state = server.state_dict()
+        with pytest.raises(InputError, match="begun with version 0 of the global model, and another round has made v"):
+            second.finish()
+        assert same(server.state_dict(), state)
+
+
+def test_a_round_goes_on_with_its_own_state_only(tmp_path):
+    server, g = fastagg.FedBuff(), model_of(torch.float32, 0)
+    for version in range(2):
+        if version:
+            server.save(tmp_path / "state")
+        server.aggregate(g, [g], version=[version])
+    with server.round(g, memory=1, spill=tmp_path / "spill") as round:
+        round.add("a", g, version=1)
+    other = fastagg.FedBuff()
+    for has in (0, 1):
+        with pytest.raises(InputError, match=f"begun with version 2 .* this server has version {has}: load the state"):
+            other.resume_round(tmp_path / "spill")
+        other.load(tmp_path / "state")
+    with server.resume_round(tmp_path / "spill") as round:
+        assert round.finish().staleness.tolist() == [1]
+
+
 def test_with_a_server_optimiser():
     """FedBuff's mean update as the gradient of one: m of FedAvgM without momentum is its step"""
     plain = fastagg.FedBuff(buffer_size=3)

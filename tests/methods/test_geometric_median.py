@@ -176,9 +176,10 @@ def test_properties(K, seed, scale, data):
     sizes = data.draw(st.lists(st.integers(1, 1000), min_size=K, max_size=K))
     order = list(data.draw(st.permutations(range(K))))
     options = {"tolerance": 0, "iterations": 40}
-    result = geometric_median(g, clients, sizes, **options)
-    permuted = geometric_median(g, [clients[k] for k in order], [sizes[k] for k in order], **options)
-    torch.testing.assert_close(permuted.weights, result.weights[order], rtol=1e-8, atol=1e-12)
+    result = geometric_median(g, clients, sizes, client_ids=range(K), **options)
+    given = ([clients[k] for k in order], [sizes[k] for k in order])
+    permuted = geometric_median(g, *given, client_ids=order, **options)
+    assert torch.equal(permuted.weights, result.weights[order])
     assert (result.weights >= 0).all()
     assert math.isclose(result.weights.sum().item(), 1, rel_tol=1e-12)
     same = geometric_median(g, [clients[0]] * K, sizes)

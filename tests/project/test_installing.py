@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git'
 LEFT_OUT = ("tests/project/", "tests/integrations/", "tests/sim/test_faults.py")  # of tests: see MANIFEST.in
 TOP = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "MANIFEST.in", "README.md", "build-requirements.txt",
        "constraints.txt", "pyproject.toml", "setup.py", "tools/__init__.py", "tools/stubs.py"}  # fmt: skip
+SOURCE = "https://github.com/fastagg/fastagg/"
 # Everything of the package but what the native modules and the editable install of this environment would lend it
 ALONE = """
 import sys
@@ -40,6 +42,20 @@ def test_the_sdist_has_what_it_takes_and_nothing_else(sdist):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     expected = {name for name in listed if name.startswith(("csrc/", "fastagg/", "tests/")) and (ROOT / name).exists()}
     assert found == {name for name in expected if not name.startswith(LEFT_OUT)} | TOP
+
+
+def test_pypi_can_follow_every_link(sdist):
+    """It shows README.md alone"""
+    with tarfile.open(sdist) as tar:
+        [name] = [name for name in tar.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
+        about = tar.extractfile(name).read().decode()
+    version, text = re.search(r"^Version: (.+)$", about, re.MULTILINE)[1], about.split("\n\n", 1)[1]
+    links = re.findall(r"\]\((\S+?)\)", text)
+    here = [link.partition(f"/v{version}/")[2] for link in links if link.startswith(SOURCE)]
+    assert all(link.startswith("https://") for link in links)
+    assert "docs/performance/speedup.svg" in here
+    assert all((ROOT / path.partition("#")[0]).exists() for path in here)
+    assert text.startswith("# fastagg\n")
 
 
 def build(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:

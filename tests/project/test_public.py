@@ -44,6 +44,7 @@ def test_one_address():
     source = PROJECT["urls"]["Source"]
     assert all(url.startswith(source) for url in PROJECT["urls"].values())
     assert f"repository-code: {source}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"repo_url: {source}\n" in (ROOT / "mkdocs.yml").read_text()
 
 
 def targets(workflow: Path) -> set[str]:
@@ -67,3 +68,11 @@ def test_ci_calls_what_runs_locally():
     local = {word for words in calls for word in words if not word.startswith("-")}
     assert "test" in local
     assert local <= targets(ROOT / ".github/workflows/ci.yml") | targets(ROOT / ".github/workflows/docs.yml")
+
+
+def test_every_kind_of_test_is_in_a_workflow():
+    """Those that the Makefile explains at its top; test-nightly is several of them"""
+    explained = re.findall(r"\bmake (test[\w-]*)(?= |,)", (ROOT / "Makefile").read_text().split("\n\n")[0])
+    [several] = re.findall(r"^test-nightly: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    called = set().union(*map(targets, WORKFLOWS))
+    assert {*explained, *several.split()} - {"test-nightly"} <= called

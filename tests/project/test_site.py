@@ -17,6 +17,7 @@ AWAY = "https://cdn.example.org/x"
         f'<link rel="stylesheet" href="{AWAY}">',
         f'<link rel="preconnect" href="{AWAY}">',
         f'<img alt="" src="{AWAY}">',
+        f'<a href="{AWAY}" data-md-component="source">fastagg</a>',
         f'<p style="background: url({AWAY})">',
         f"<style>@import '{AWAY}';</style>",
     ],

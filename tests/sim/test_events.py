@@ -76,26 +76,30 @@ def test_synchronous_time_changes_nothing_else(digits, tmp_path):
     sim = started(digits, **options)
     speeds = speeds_of("lognormal:0.7", 6, sim.draw(SPEEDS))
     sizes = np.array(sim.sizes(range(6)))
-    for r in (1, 2):
-        jobs = [sim.job(r, k) for k in with_clock[r]["clients"]]
+    assert any(record["lost"] for record in with_clock[1:])  # for whom the others wait, too
+    for r in (1, 2, 3, 4):
+        jobs = [sim.job(r, k) for k in with_clock[r]["clients"] + with_clock[r]["lost"]]
         slowest = max(sizes[j.client] / sizes.mean() * j.epochs / 2 / speeds[j.client] for j in jobs)
         assert times[r] - times[r - 1] == pytest.approx(slowest, rel=1e-12)
 
 
 def naive(sim, rounds, buffer_size, server_lr=1.0):
-    """FedBuff with a queue of events, every client trained alone when it arrives: (models by version, arrivals)"""
+    """FedBuff with a queue of events, every client trained alone when it arrives, with the momentum that it has then:
+    (models by version, arrivals)"""
     o, count = sim.options, 6
     speeds, sizes = speeds_of(o.speeds, 6, sim.draw(SPEEDS)), np.array(sim.sizes(range(6)))
     versions = [dict(sim.models[0])]
     queue = [(sizes[k] / sizes.mean() / speeds[k], k, k, 0, 1) for k in range(count)]
     heapq.heapify(queue)
-    begun, buffer, arrivals = count, [], []
+    begun, buffer, arrivals, momentum = count, [], [], {}
     for r in range(1, rounds + 1):
         for _ in range(count):
             now, number, k, v, began = heapq.heappop(queue)
             lr = o.lr * o.lr_decay ** (began - 1)
             job = sim.job(number, k)
-            [update] = sim.trainer.train([type(job)(**vars(job) | {"start": versions[v], "round": began})], lr)
+            own = {"start": versions[v], "round": began, "momentum": momentum.get(k)}
+            [update] = sim.trainer.train([type(job)(**vars(job) | own)], lr)
+            momentum[k] = update.momentum
             arrivals.append((r, k, len(versions) - 1 - v, now))
             buffer.append((v, update.model, sizes[k]))
             if len(buffer) == buffer_size:
@@ -113,9 +117,11 @@ def naive(sim, rounds, buffer_size, server_lr=1.0):
     return versions, arrivals
 
 
-def test_fedbuff_event_by_event(digits):
-    sim = started(digits, **FEDBUFF, batched=False)
-    versions, arrivals = naive(started(digits, **FEDBUFF, batched=False), 4, 4)
+@pytest.mark.parametrize("keep_momentum", [False, True])
+def test_fedbuff_event_by_event(keep_momentum, digits):
+    options = FEDBUFF | {"batched": False, "keep_momentum": keep_momentum}
+    sim = started(digits, **options)
+    versions, arrivals = naive(started(digits, **options), 4, 4)
     records = [sim.next_round() for _ in range(4)]
     for r, record in enumerate(records, 1):
         mine = [(k, t) for q, k, t, _ in arrivals if q == r]
@@ -125,6 +131,23 @@ def test_fedbuff_event_by_event(digits):
     assert max(t for _, _, t, _ in arrivals) > 1
     for key, value in sim.models[0].items():  # rounding of updates grows a little as training goes on from it
         torch.testing.assert_close(value, versions[-1][key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [FEDBUFF, {"method": "fedasync"}], ids=str)
+def test_a_client_that_cannot_be_used(method, digits):
+    """It is left out, and goes on without what it remembers: that may be why"""
+    options = method.get("options", {}) | {"on_bad_client": "drop"}
+    sim = started(digits, **method | {"options": options}, keep_momentum=True)
+    sim.next_round()
+    version, bad = sim.server.version, next(t.client for t in sim.events.training if t.update is None)
+    for value in sim.momentum[bad].values():
+        value.fill_(torch.nan)
+    record = sim.next_round()
+    assert bad in record["clients"]
+    assert sim.server.version == record["version"] == version + (5 if method["method"] == "fedasync" else 2)
+    assert all(value.isfinite().all() for value in sim.models[0].values())
+    sim.next_round()
+    assert all(value.isfinite().all() for m in sim.momentum.values() for value in m.values())
 
 
 def test_fedasync_mixes_every_arrival(digits):
@@ -181,6 +204,18 @@ def test_a_run_may_end_in_time(digits, tmp_path):
     assert "Over simulated time" in page.write(groups, tmp_path / "report").read_text()
     [fedavg, fedbuff] = over_time(groups).axes[0].get_lines()
     assert len(fedavg.get_xdata()) == len(fedbuff.get_xdata()) == 200
+
+
+def test_time_in_python(digits):
+    given = {"data": (digits.x, digits.y, digits.test_x, digits.test_y), "progress": False, "jobs": 1}
+    runs = fastagg.sim.compare(["fedavg", ("fedbuff", {"buffer_size": 4})], **given, **SMALL)
+    assert [run.time.tolist() for run in runs] == [[record["time"] for record in run.records] for run in runs]
+    rows, end = runs.table(), min(run.time[-1] for run in runs)
+    for row, run in zip(rows, runs, strict=True):
+        assert row["at_time"] == run.accuracy[run.time <= end][-1]
+        assert row["time"] == run.time[-1]
+    [without] = fastagg.sim.compare(["fedavg"], **given, **SMALL | {"speeds": None}).table()
+    assert "time" not in without
 
 
 def test_what_was_reached_at_a_time():

@@ -141,6 +141,8 @@ def test_data_of_each_client(digits):
     assert run.weights[1] == pytest.approx([50 / 300, 250 / 300], abs=1e-6)
     with pytest.raises(ValueError, match="data of 2 clients were given, and clients=4"):
         fastagg.sim.simulate(make_net, own, **SMALL)
+    left_out = {name: value for name, value in SMALL.items() if name != "clients"}
+    assert fastagg.sim.simulate(make_net, own, **left_out).accuracy.tolist() == run.accuracy.tolist()
 
 
 def test_a_share_to_train_on(digits):

@@ -117,7 +117,7 @@ def test_pil_images():
     found, _ = dataset_of(sets, pixels="unit")
     assert np.array_equal((found.x * 255).round().numpy(), BYTES.transpose(0, 3, 1, 2))
     flat = Items([image.fromarray(b).convert("P") for b in BYTES], Y)
-    assert dataset_of((flat, sets[1]), columns=("img", "label"))[0].x.shape == (12, 3, 9, 10)
+    assert dataset_of((flat, sets[1]))[0].x.shape == (12, 3, 9, 10)
     mixed = Items([image.fromarray(b).convert("L" if i == 4 else "RGB") for i, b in enumerate(BYTES)], Y)
     with pytest.raises(DataError, match=r"x of sample 4 is uint8 of shape \(9, 10\).* first sample.*\(9, 10, 3\)"):
         dataset_of((mixed, sets[1]))
@@ -160,18 +160,23 @@ def test_columns(names, found):
     if found:
         assert np.array_equal(dataset_of(sets)[0].x.numpy(), X)
     else:
-        with pytest.raises(DataError, match=r"columns 'image', 'what', and it is not clear.*columns=\(\"image\", \"l"):
+        with pytest.raises(DataError, match=r"columns 'image', 'what', and it is not clear.*\"columns\": \(\"im"):
             dataset_of(sets)
-    assert np.array_equal(dataset_of(sets, columns=names)[0].y.numpy(), Y)
+    named = {"train": sets[0], "test": sets[1], "columns": names}
+    assert np.array_equal(dataset_of(named)[0].y.numpy(), Y)
+    of_clients = {"clients": [sets[0]], "test": sets[1], "columns": list(names)}
+    assert np.array_equal(dataset_of(of_clients)[0].y.numpy(), Y)
     with pytest.raises(DataError, match=f"sample 0 has no column 'no'; it has '{names[0]}', '{names[1]}'"):
-        dataset_of(sets, columns=("no", "label"))
+        dataset_of(named | {"columns": ("no", "label")})
+    with pytest.raises(DataError, match="columns is 'image'; expected the names of x and y"):
+        dataset_of(named | {"columns": "image"})
 
 
 def test_three_columns_are_in_doubt():
     rows = [{"img": x, "fine_label": y, "coarse_label": y} for x, y in zip(X, Y, strict=True)]
     with pytest.raises(DataError, match="columns 'img', 'fine_label', 'coarse_label'"):
         dataset_of((rows, rows))
-    assert dataset_of((rows, rows), columns=("img", "fine_label"))[0].classes == 3
+    assert dataset_of({"train": rows, "test": rows, "columns": ("img", "fine_label")})[0].classes == 3
 
 
 class Stream(IterableDataset):

@@ -290,3 +290,11 @@ def test_checkpoint_holds_trees(tmp_path):
     assert torch.equal(got["b"]["u"], shared.T)
     assert got["b"]["empty"] == {}
     assert got["c"].item() == 1.5
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps:7"])
+def test_a_device_that_is_not_there(device, tmp_path, monkeypatch):
+    """Said before data are read"""
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("data were read"))
+    with pytest.raises(ValueError, match=f"device='{device}' cannot be used here .*; choose cpu"):
+        simulate(from_dict(SMALL | {"device": device}), tmp_path)

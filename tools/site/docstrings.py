@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import Any
 
 import griffe
@@ -39,8 +40,7 @@ def markdown(text: str) -> str:
 
 def _paragraph(text: str) -> str:
     if text.startswith(("    ", ">>>")):
-        code = "\n".join(line.removeprefix("    ") for line in text.splitlines())
-        return f"```python\n{code}\n```"
+        return f"```python\n{textwrap.dedent(text)}\n```"
     found: list[str] = []
     column = 0  # where descriptions begin, while in a list
     for line in text.splitlines():

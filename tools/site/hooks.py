@@ -18,12 +18,13 @@ ELSEWHERE = {  # pages made of files outside of docs
     "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md",
     "examples/flower.md": "examples/flower/README.md", "examples/nvflare.md": "examples/nvflare/README.md",
 }  # fmt: skip
+NUMBER = re.compile(r"(<td[^>]*>)([-+]?\d[^<]{0,15})(?=</td>)")  # of a table, with its unit: stays in one line
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in ELSEWHERE.items():
-        files.append(File.generated(config, page, content=_relinked((ROOT / source).read_text(), page, source)))
+        files.append(File.generated(config, page, content=_relinked((ROOT / source).read_text(), page, source, config)))
     font = next(Path(__import__("ziamath").__file__).parent.rglob("STIXTwoMath-Regular.ttf"))
     files.append(File.generated(config, f"assets/{font.name}", content=font.read_bytes()))
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
@@ -31,9 +32,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **kwargs: Any) -> str:
     source = page.file.src_uri
-    return _spaced(markdown if source in ELSEWHERE else _relinked(markdown, source, f"docs/{source}"))
+    return _spaced(markdown if source in ELSEWHERE else _relinked(markdown, source, f"docs/{source}", config))
+
+
+def on_post_page(output: str, **kwargs: Any) -> str:
+    """Without the mark by which the theme's script asks GitHub for the repository's stars"""
+    return output.replace(' data-md-component="source"', "")
+
+
+on_post_template = on_post_page  # 404.html
 
 
 def _spaced(text: str) -> str:
@@ -48,6 +57,7 @@ def _spaced(text: str) -> str:
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
+    html = NUMBER.sub(lambda found: found[1] + found[2].replace(" ", "\u00a0"), html)
     return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*/?>', r'<a href="\1">\g<0></a>', MATH.sub(_mathml, html))
 
 
@@ -58,12 +68,13 @@ def _mathml(found: re.Match[str]) -> str:
     if unknown:
         raise ValueError(f"latex2mathml does not know {unknown[1]} in: {tex}")
     fences = r"<mi>(&#x0?(?:27E8|27E9|230A|230B|2308|2309);)</mi>"
-    math = re.sub(fences, r'<mo stretchy="false">\1</mo>', math)
+    bars = r"<mo>(&#x(?:02016|0007C);)</mo>"  # which, without left and right, browsers stretch as they like
+    math = re.sub(fences, r'<mo stretchy="false">\1</mo>', re.sub(bars, r'<mo stretchy="false">\1</mo>', math))
     return math if found[1] == "span" else f'<div class="formula">{math}</div>'  # which scrolls on a narrow screen
 
 
-def _relinked(text: str, page: str, source: str) -> str:
-    """Links are relative to the file in the repository. Those to what is not on the site lose their address"""
+def _relinked(text: str, page: str, source: str, config: MkDocsConfig) -> str:
+    """Links are relative to the file in the repository. Those to what is not on the site lead to that"""
     pages = {path: name for name, path in ELSEWHERE.items()}
     pages |= {path.removesuffix("/README.md"): name for path, name in pages.items() if path.endswith("/README.md")}
 
@@ -75,7 +86,8 @@ def _relinked(text: str, page: str, source: str) -> str:
         target = (ROOT / source).parent.joinpath(path).resolve().relative_to(ROOT).as_posix()
         there = pages.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else None)
         if there is None or (ROOT / "docs" / there).is_dir():
-            return label if "`" in label else f"`{target}`"
+            kind = "tree" if (ROOT / target).is_dir() else "blob"
+            return f"[{label}]({config.repo_url}/{kind}/main/{target}{hash}{anchor})"
         if label.endswith(".md"):  # a file's name, which says nothing here
             label = (ROOT / target).read_text().splitlines()[0].removeprefix("# ")
         up, there = "../" * page.count("/"), re.sub(r"\.ipynb$", ".md", there)

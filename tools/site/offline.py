@@ -24,6 +24,8 @@ class Loads(HTMLParser):
         names = ["src", "srcset", "data", "poster"]
         if tag == "link" and not LINKS & set(given.get("rel", "").split()):
             names.append("href")
+        if given.get("data-md-component") == "source":  # for which the theme's script asks GitHub
+            names.append("href")
         self.away += [given[name] for name in names if AWAY.match(given.get(name, ""))]
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,6 +88,7 @@ class Round:
         ] = {}  # those being added; whether they have a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
+        self._version = server.version
         if check not in ("add", "finish"):
             raise ValueError(f"check={check!r}; expected 'add' or 'finish'")
         self._looks = check == "add"  # for values that are not finite
@@ -112,7 +114,8 @@ class Round:
                     "remove the folder"
                 )
             own = None if self._global is None else self._own_table(self._global)
-            about = {"method": self._server.name, "global": None if own is None else form_of(own)}
+            form = None if own is None else form_of(own)
+            about = {"method": self._server.name, "version": self._version, "global": form}
             spill.begin(about, None if own is None else self._tensors(own))
         except BaseException:
             spill.close()
@@ -151,8 +154,8 @@ class Round:
         if update is not None and self._global is None:
             raise InputError("update= is of a global model, and server.round() was given none")
         with self._changed:
-            self._check_open()
-            if name in self._clients or name in self._coming:
+            self._wait_for(name)
+            if name in self._clients:
                 return self._refuse(name, "it has sent a model in this round already; the first one counts", keep=True)
             self._coming[name] = None
         try:
@@ -170,13 +173,14 @@ class Round:
         """Takes a client out of the round again; it may send another model. False if it was not in it"""
         [name] = read_client_ids([client_id], 1)
         with self._changed:
-            self._check_open()
-            if self._running and name in self._clients:
+            self._wait_for(name)
+            arrived = self._clients.get(name)
+            if self._running and arrived is not None:
                 raise InputError(f"client {name!r} was added to the running sum: it cannot be taken out again")
-            arrived = self._clients.pop(name, None)
-            self._refused.pop(name, None)
             if arrived is not None and arrived.spilled and self._spill is not None:
-                self._spill.remove(name)
+                self._spill.remove(name)  # first: where that fails, the client is in the round here as well as there
+            self._clients.pop(name, None)
+            self._refused.pop(name, None)
         return arrived is not None
 
     @property
@@ -206,15 +210,18 @@ class Round:
         with self._changed:
             self._check_open()
             self._state = "being finished"
-            self._changed.wait_for(lambda: not self._coming)
+        state = "open"
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._coming)
             if client_ids is not None:
                 self._order(client_ids)
             result = self._aggregate(out, inputs)
-        except BaseException:
-            self._state = "open"
-            raise
-        self._state = "finished"
+            state = "finished"
+        finally:
+            with self._changed:
+                self._state = state
+                self._changed.notify_all()
         return result
 
     def _order(self, client_ids: Sequence[ClientId]) -> None:
@@ -224,17 +231,21 @@ class Round:
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
-        with self._changed:
-            self._state = "finished"
-        self.close()
+        self._end(remove=True)
 
     def close(self) -> None:
         """Lets the clients go. Of a round that was not finished, those on the disk stay there for resume_round()"""
+        self._end(remove=False)
+
+    def _end(self, remove: bool) -> None:
+        """Once nothing is done in other threads any more: the folder may be the next round's at once"""
         with self._changed:
+            self._changed.wait_for(lambda: self._state != "being finished")
             finished, self._state = self._state == "finished", "closed"
+            self._changed.wait_for(lambda: not self._coming)
             self._clients.clear()
         if self._spill is not None:
-            if finished:
+            if finished or remove:
                 self._spill.clear()
             self._spill.close()
 
@@ -245,6 +256,12 @@ class Round:
         if kind is not None and self._state == "finished":
             self._state = "not saved"  # who knows what became of the result
         self.close()
+
+    def _wait_for(self, name: ClientId) -> None:
+        """Until it is known whether another model of this client, which is being added, counts"""
+        self._check_open()
+        self._changed.wait_for(lambda: name not in self._coming)
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -293,8 +310,7 @@ class Round:
         except InputError as error:  # of a model that nobody has seen the like of
             reason = str(error).removeprefix("client 0: ")
             raise BadClientError(reason, {0: reason}) from error
-        if self._looks and (keys := self._not_finite(own, files)):
-            reason = nonfinite.in_words("", keys)
+        if self._looks and (reason := self._not_finite(own, files)):
             raise BadClientError(reason, {0: reason})
         with self._changed:
             if self._form is None:  # only now: a client that is wrong sets no form
@@ -321,16 +337,20 @@ class Round:
         options = {"params": self._server.params, "layers": self._server.layers}
         return tables.build(self._form, [sd], narrow=self._global is not None, hints=False, **options)
 
-    def _not_finite(self, own: Table, files: list[MappedFile]) -> list[str]:
-        """Keys, by one read; a second one where there are any"""
+    def _not_finite(self, own: Table, files: list[MappedFile]) -> str:
+        """Which keys, in words, by one read; a second one where there are any. Or why a file cannot be read."""
         squares: list[float] = []
         if files:
-            Held(files, self._slab_bytes, 1, False).each_part(
-                own, lambda part: squares.append(float(kernels.dots_of(part, part.clients[0])[0]))
-            )
+            try:
+                Held(files, self._slab_bytes).each_part(
+                    own, lambda part: squares.append(float(kernels.dots_of(part, part.clients[0])[0]))
+                )
+            except InputError as error:
+                return str(error)
         else:
             squares.append(float(kernels.dots_of(own, own.clients[0])[0]))
-        return [] if np.isfinite(squares).all() else nonfinite.keys_not_finite(own, own.clients[0])
+        keys = [] if np.isfinite(squares).all() else nonfinite.keys_not_finite(own, own.clients[0])
+        return nonfinite.in_words("", keys)
 
     def _own_table(self, sd: StateDict) -> Table:
         """Of one model, of which buffers are to be looked at as well"""
@@ -356,7 +376,7 @@ class Round:
             room = None if self._memory is None else self._memory // 2
             fits = room is None or not arrived.held or taken + arrived.held <= room
             if fits:
-                self._clients[name] = arrived
+                self._enter(name, arrived)
                 return
         own = self._own_table(arrived.model)
         if own.device.type != "cpu":
@@ -369,7 +389,11 @@ class Round:
             about = {"update": arrived.is_update, "size": arrived.size, "inputs": arrived.inputs, **form_of(own)}
             kept = self._read_again(about, self._spill.put(name, self._tensors(own), about))
         with self._changed:
-            self._clients[name] = kept
+            self._enter(name, kept)
+
+    def _enter(self, name: ClientId, arrived: Arrived) -> None:
+        self._clients[name] = arrived
+        self._refused.pop(name, None)  # an earlier model of its
 
     def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
         sd, form = as_given(about, model), self._global or {}
@@ -385,14 +409,21 @@ class Round:
         if not self._clients:
             refused = f"; {len(self._refused)} were refused" if self._refused else ""
             raise InputError(f"no client is in the round{refused}")
+        if server.version != self._version:
+            raise InputError(
+                f"{server.name}: the round was begun with version {self._version} of the global model, and another "
+                f"round has made version {server.version}: begin a round when the one before is finished"
+            )
         inputs = {**self._inputs(inputs), **inputs}
         if self._sum is not None:
             return self._mean_of(self._sum, out, inputs)
-        clients = self._alike()
+        clients = self._clients if self._in_pieces else self._whole()
         sizes = [client.size for client in clients.values()]
-        access, models = self._access(clients), [client.model for client in clients.values()]
+        access, models = self._access(list(clients.values())), [client.model for client in clients.values()]
         given = None if None in sizes else sizes
+        self._check_files()
         result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        self._check_files()
         access.deliver(result)
         server.commit(kept)
         if self._spill is not None and self._spill.resumable:
@@ -409,27 +440,37 @@ class Round:
         result.weights, result.dropped = torch.from_numpy(total.shares(self._clients)), dict(self._refused)
         return result
 
-    def _alike(self) -> dict[ClientId, Arrived]:
-        """The clients, all with models or all with updates. Where some sent updates, those of the others are made, for
-        they are exact or nearly so, and models from updates lose digits; a method that tries out models needs these."""
-        wants_models = bool(self._server.why_not_on_files())
-        if wants_models or not any(client.is_update for client in self._clients.values()):
-            return {name: self._turned(client, False) for name, client in self._clients.items()}
-        return {name: self._turned(client, True) for name, client in self._clients.items()}
+    @property
+    def _in_pieces(self) -> bool:
+        """Whether the method can work on pieces of models, as Held makes them"""
+        form = self._form or {}
+        on_gpu = any(isinstance(form[key], torch.Tensor) and form[key].device.type != "cpu" for key in [*form][:1])
+        return not on_gpu and not self._server.why_not_on_files()
+
+    def _whole(self) -> dict[ClientId, Arrived]:
+        """The clients in the global model's dtypes, all with models or all with updates. A method that tries models out
+        needs these; for others, where some sent updates, those of the rest are made, for they are exact or nearly so,
+        and models from updates lose digits."""
+        clients = self._clients
+        updates = not self._server.why_not_on_files() and any(client.is_update for client in clients.values())
+        return {name: self._turned(client, updates) for name, client in clients.items()}
 
     def _turned(self, client: Arrived, to_update: bool) -> Arrived:
-        if client.is_update == to_update:
+        if client.is_update == to_update and not client.narrow:
             return client
         table = tables.build(self._global, [client.model], narrow=True, hints=False)
-        start = self._server.started_from(client.inputs) or {}
-        base = [
-            start[key].to(t.device) if key in start else t
-            for key, t in zip(table.layout.keys, table.global_model, strict=True)
-        ]
-        turn = updates.update_of if to_update else updates.model_of
-        tensors = turn(table.clients[0], base)
+        tensors = [t.detach().to(dtype) for t, dtype in zip(table.clients[0], table.layout.dtypes, strict=True)]
+        if client.is_update != to_update:
+            turn = updates.update_of if to_update else updates.model_of
+            tensors = turn(tensors, self._started_from(client, table.layout.keys, table.global_model))
         sd = dict(zip(table.layout.keys, tensors, strict=True))
-        return replace(client, model=sd, is_update=to_update, narrow=client.narrow and to_update, files=[])
+        return replace(client, model=sd, is_update=to_update, narrow=False, files=[])
+
+    def _started_from(
+        self, client: Arrived, keys: Sequence[str], base: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:  # fmt: skip
+        start = self._server.started_from(client.inputs) or {}
+        return [start[key].to(t.device) if key in start else t for key, t in zip(keys, base, strict=True)]
 
     def _inputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """What the clients sent besides models, by client id"""
@@ -438,20 +479,23 @@ class Round:
             raise InputError(f"{name} came with the clients, and was given again")
         return {name: {who: client.inputs.get(name) for who, client in self._clients.items()} for name in names}
 
-    def _access(self, given: Mapping[ClientId, Arrived]) -> Access:
-        """For clients that are all alike"""
-        clients = given.values()
-        access = self._reading(list(clients))
-        return OfUpdates(access) if any(client.is_update for client in clients) else access
-
-    def _reading(self, clients: list[Arrived]) -> Access:
+    def _access(self, clients: list[Arrived]) -> Access:
+        are_updates, narrow = (any(getattr(c, what) for c in clients) for what in ("is_update", "narrow"))
         files = [file for client in clients for file in client.files] + self._global_files
-        narrow = any(client.narrow for client in clients)
-        if not narrow and (not files or self._server.why_not_on_files()):
-            return InMemory()  # it reads mapped tensors as well, without regard for how much it has in memory
-        if narrow and (why := self._server.why_not_on_files()):
-            raise InputError(f"{self._server.name}: {why}: its clients must have the dtypes of the global model")
-        return Held(files, self._slab_bytes, len(clients), narrow)
+        bases = {
+            k: partial(self._started_from, client)
+            for k, client in enumerate(clients)
+            if are_updates and not client.is_update
+        }
+        access: Access = InMemory()  # it reads mapped tensors as well, without regard for how much it has in memory
+        if self._in_pieces and (files or bases or narrow):
+            buffers = len(clients) + 2 if bases or narrow else 0
+            access = Held(files, self._slab_bytes, bases=bases, buffers=buffers)
+        return OfUpdates(access) if are_updates else access
+
+    def _check_files(self) -> None:
+        for file in [file for client in self._clients.values() for file in client.files] + self._global_files:
+            file.check_unchanged()
 
     @property
     def _slab_bytes(self) -> int:

@@ -47,7 +47,10 @@ class Spill:
             self._finalizer = weakref.finalize(self, _of_process, os.getpid(), shutil.rmtree, self.path, True)
             return
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be the folder of a round: {error.strerror or error}") from error
         self.lock = atomic.Lock(self.path / "round.lock", "this round")
         self._finalizer = weakref.finalize(self, _of_process, os.getpid(), self.lock.release)
 
@@ -58,8 +61,6 @@ class Spill:
     def begin(self, about: Mapping[str, Any], global_tensors: Mapping[str, torch.Tensor] | None) -> None:
         """round.json comes last: without it there is no round. What is there is left of one that was being removed."""
         self.about = {"format": FORMAT, "token": secrets.token_hex(16), **about}
-        if not self.resumable:
-            return
         self.clear()
         if global_tensors is not None:
             write(self.path / GLOBAL, global_tensors, {})
@@ -120,6 +121,8 @@ class Spill:
 
     def clear(self) -> None:
         """Removes the round: round.json first, after which there is none, and nothing that is not ours"""
+        if not self.resumable:  # all of the folder goes in close()
+            return
         for pattern in (ROUND, GLOBAL, CLIENTS, f".{CLIENTS}*.part", f".{GLOBAL}*.part", f".{ROUND}*.part"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
@@ -167,4 +170,5 @@ def _of_process(pid: int, do: Callable[..., Any], *given: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray | np.generic) else str(value)
+    """Numbers, as a round reads them"""
+    return value.tolist() if isinstance(value, torch.Tensor | np.ndarray | np.generic) else float(value)

@@ -31,6 +31,11 @@ class Slab:
         item = item[self.t]
         return paging.ranges(address[self.t] + self.begin * item, self.count * item)
 
+    def of_tensor(self, tensor: torch.Tensor, p: int) -> torch.Tensor:
+        """Piece p, of one model's tensor t[p]"""
+        begin = int(self.begin[p])
+        return tensor.detach().reshape(-1)[begin : begin + int(self.count[p])]
+
     def of(self, table: Table) -> Table:
         """The table of the pieces"""
         layout, t = table.layout, self.t
@@ -67,8 +72,7 @@ class Pieces:
         return (self[p] for p in range(len(self)))
 
     def __getitem__(self, p: int) -> torch.Tensor:
-        begin = int(self.slab.begin[p])
-        return self.tensors[self.slab.t[p]].detach().reshape(-1)[begin : begin + int(self.slab.count[p])]
+        return self.slab.of_tensor(self.tensors[self.slab.t[p]], p)
 
 
 def slabs_of(table: Table, used: np.ndarray, models: int, most: int, columns: int) -> list[Slab]:
@@ -106,7 +110,7 @@ class LayerSums:
     """Sums [K+1, columns] of the layers, added up over slabs in the order in which the kernels add chunks: the layers'
     Grams, or columns of them"""
 
-    def __init__(self, table: Table, layerwise: bool, most: int, columns: int) -> None:
+    def __init__(self, table: Table, layerwise: bool, most: float, columns: int) -> None:
         layout = table.layout
         self.layout, self.layerwise, self.shape, self.most = layout, layerwise, (table.K + 1, columns), most
         if layerwise:

@@ -49,6 +49,7 @@ class InFiles:
         self, files: Sequence[MappedFile], outputs: Outputs, slab_bytes: int, progress: Progress | None = None
     ) -> None:
         self.files, self.outputs, self.slab_bytes, self.progress = files, outputs, slab_bytes, progress
+        self.sum_bytes: float = 2 * slab_bytes  # what the Grams of layers may take that are not complete
         self.passes = self.bytes_read = 0
 
     def together(self) -> AbstractContextManager[None]:
@@ -88,7 +89,7 @@ class InFiles:
             raise nonfinite.too_large(table, clients, words)
 
     def gram(self, table: Table, layerwise: bool) -> Gram:
-        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, table.K + 1)
+        sums = LayerSums(table, layerwise, self.sum_bytes, table.K + 1)
 
         def compute(slab: Slab) -> None:
             slab, row, layers = sums.cut(slab)
@@ -116,7 +117,7 @@ class InFiles:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out
     ) -> tuple[Gram, list[Result]]:
         outs = self._outs(table, weights.shape[1], len(weights), out)
-        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, table.K + 1)
+        sums = LayerSums(table, layerwise, self.sum_bytes, table.K + 1)
 
         def compute(slab: Slab) -> None:
             slab, gram_row, layers = sums.cut(slab)
@@ -138,7 +139,7 @@ class InFiles:
         self, table: Table, layerwise: bool, weights: np.ndarray, row: np.ndarray, out: Out = None, *, mix: bool = False
     ) -> tuple[UnformedGram, list[Result]]:
         outs = self._outs(table, weights.shape[1], len(weights), out) if mix else SlabOutputs(table, [], [])
-        sums = LayerSums(table, layerwise, 2 * self.slab_bytes, 2 + weights.shape[1])
+        sums = LayerSums(table, layerwise, self.sum_bytes, 2 + weights.shape[1])
 
         def compute(slab: Slab) -> None:
             slab, sum_row, layers = sums.cut(slab)

@@ -76,9 +76,10 @@ def rows(
 
     method, seeds, the options that settings differ in, and of each of report.SCORES the mean over seeds under its name
     and the standard deviation under <name>_std, and of attack_success if there is a backdoor; against the baseline of
-    the setting (see differences()): baseline,
-    difference, low, high, pairs (the number of seeds that both have) and wins (those where the method is better), of
-    the chosen score. Values are as recorded: accuracy is a share of 1.
+    the setting (see differences()): baseline, difference, low, high, pairs (the number of seeds that both have) and
+    wins (those where the method is better), of the chosen score. Where all runs of the setting have a clock, also
+    at_time and at_time_std when the first of them ended, and time, the mean of the seeds' ends. Values are as recorded:
+    accuracy is a share of 1.
     """
     found = {(c.setting, c.method): c for c in differences(groups, baseline, score, confidence)}
     options, result = setting_options(groups), []
@@ -88,6 +89,8 @@ def rows(
             line = {"method": row["label"], "seeds": row["runs"]} | {name: first.config[name] for name in options}
             for name in SCORES:
                 line[name], line[f"{name}_std"] = row["scores"][name]
+            if row["at_time"] is not None:
+                (line["at_time"], line["at_time_std"]), line["time"] = row["at_time"], row["time"]
             if row["attack_success"][0] is not None:
                 line["attack_success"], line["attack_success_std"] = row["attack_success"]
             c = found.get((setting, row["label"]))
