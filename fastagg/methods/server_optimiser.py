@@ -218,6 +218,9 @@ class ServerOptimiser(GlobalAggregator):
     def why_not_over_group(self, inputs: Mapping[str, Any] | None) -> str:
         return "" if self._method is None else self._method.why_not_over_group(inputs)
 
+    def why_not_partial(self) -> str:
+        return "" if self._method is None else self._method.why_not_partial()
+
     def tolerates(self) -> int | None:
         return None if self._method is None else self._method.tolerates()
 

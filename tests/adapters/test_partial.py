@@ -56,6 +56,16 @@ def test_without_partial_who_lacks_a_module_has_not_moved():
         torch.testing.assert_close(value, sum(sd[key] for sd in expected) / len(clients), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_who_lacks_a_plain_tensor_is_not_taken_for_the_global_adapter(partial, recwarn):
+    g, clients = some_modules()
+    fastagg.lora.aggregate(g, clients, method="fedavg", partial=partial)
+    assert not recwarn.list
+    _, clients = cohort(3, plain=["head.weight"])
+    fastagg.lora.aggregate(None, [clients[0], clients[0], clients[1]], method="fedavg")
+    assert "client 0, client 1 are the same tensors" in str(recwarn.pop(UserWarning).message)
+
+
 def test_from_zero():
     """Without a global adapter"""
     _, clients = some_modules(plain=())

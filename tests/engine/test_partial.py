@@ -46,6 +46,12 @@ def test_refusals_say_why(name):
         made(name, partial=True)
 
 
+@pytest.mark.parametrize("weights", ["median", "bulyan", "fedbuff"])
+def test_the_method_of_a_server_optimisers_weights_refuses_it_too(weights):
+    with pytest.raises(ValueError, match=r"^fedadam: partial=True is not possible: \w"):
+        made("fedadam", weights=weights, partial=True)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gram(seed):
     g, clients = partial_cohort(seed=seed)

@@ -104,7 +104,7 @@ def build(
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
         center.plain if known else None, plain, client_ids=client_ids, bad=bad,
-        hints=any(isinstance(p, Mapping) and bool(p) for p in plain),
+        hints=all(isinstance(p, Parsed) and p.plain and p.plain.keys() >= center.plain.keys() for p in parsed),
     )  # fmt: skip
     clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
     modules = sorted(m for m in dims if any(m in p.factors for p in (center, *clients)))

@@ -31,7 +31,7 @@ def aggregate(
     client_adapters   K adapters. Each is a state dict as peft.get_peft_model_state_dict gives it, a
                       fastagg.lora.Adapter (a state dict with its config), or the path of a folder with
                       adapter_model.safetensors and adapter_config.json. Ranks may differ. A module that a client does
-                      not have did not move.
+                      not have did not move; with partial=True, it is mixed by the clients that have it.
     sizes, client_ids as for every method
     method            a method's name, with its options and round inputs as further arguments; or an aggregator, which
                       keeps its state from round to round. Methods that read elements or models are refused.

@@ -22,8 +22,9 @@ class Slab:
     begin: np.ndarray
     count: np.ndarray
 
-    def bytes(self, layout: Layout) -> int:
-        return int((self.count * item_bytes(layout)[self.t]).sum())
+    def bytes(self, layout: Layout, models: int | np.ndarray = 1) -> int:
+        """models: how many of them have it; maybe of each tensor, [T]"""
+        return int((self.count * (item_bytes(layout) * models)[self.t]).sum())
 
     def pages(self, address: np.ndarray, item: np.ndarray) -> list[tuple[int, int]]:
         """Where the pieces of a model are, with tensors at address [T] of elements with so many bytes [T]"""

@@ -214,8 +214,8 @@ class InFiles:
         center = columns is not None
         slabs = slabs_of(table, used, table.K + center + len(outputs), self.slab_bytes, columns or 0)
         read, written = self._read(table, center), self._written(table, outputs)
-        models = table.K + center
-        total = sum(slab.bytes(table.layout) for slab in slabs) * models
+        models = center + (table.K if table.has is None else table.has.sum(1))
+        total = sum(slab.bytes(table.layout, models) for slab in slabs)
         done = 0
         self._check_files()
         with paging.ReadAhead() as ahead:
@@ -231,7 +231,7 @@ class InFiles:
                 coming += [ask(following) for following in slabs[at + 1 : at + 2]]
                 compute(slab)
                 ahead.release(pages)
-                done += slab.bytes(table.layout) * models
+                done += slab.bytes(table.layout, models)
                 if self.progress is not None:
                     self.progress(name, done, total)
         self._check_files()
