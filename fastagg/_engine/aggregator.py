@@ -243,10 +243,14 @@ class Aggregator(Generic[R]):
                 return f"it needs {spec.name} of each client, and sees buckets of them"
         return ""
 
-    def part_of_mean(self, size: float) -> float | None:
-        """What a client with so much data counts for, if this method reads no more of the clients than a mean with such
-        parts: they can then be added up as they come"""
+    def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float] | None:
+        """What a client with so much data counts for, among parameters and among buffers, if this method reads no more
+        of the clients than means with such parts: they can then be added up as they come"""
         return None
+
+    def step_of_mean(self, parts: np.ndarray) -> float:
+        """How far the parameters then go from the global model towards their mean, with the parts of all [K, 2]"""
+        return 1.0
 
     @property
     def min_clients(self) -> int:
@@ -365,7 +369,7 @@ class Aggregator(Generic[R]):
                    and read back piece by piece. Default: all of it
         spill      folder for that, from which resume_round() goes on after a stop of the process. Default: a temporary
                    folder, which is lost with the process
-        running    clients are added up in float64 as they come, and let go: for fedavg and uniform. The result may
+        running    clients are added up in float64 as they come, and let go: fedavg, uniform, fednova. The result may
                    differ from that of aggregate() in its last bit; otherwise, it has the same bits
         check      when clients are searched for NaN and infinity: as they come, by one read of each, or ("finish") in
                    the reads that the method makes at the end

@@ -181,7 +181,7 @@ class FastAggAggregator(ModelAggregator):
         # what is wrong with a client is said at the end, so its values need not be looked at before that
         if self.memory is None:
             return self._server.round(center, check="finish")
-        if not self._groups and self._server.part_of_mean(1.0) is not None and not self._server.stages:
+        if not self._groups and self._server.parts_of_mean(1.0, {}) is not None and not self._server.stages:
             return self._server.round(center, running=True)
         return self._server.round(center, memory=1 if self._groups else self.memory, check="finish")
 

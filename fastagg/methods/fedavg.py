@@ -8,7 +8,8 @@ Eq. 4 and Table 1), server_lr the global learning rate of its Table 10.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -55,5 +56,5 @@ class FedAvg(GlobalAggregator):
         """The clients' weights in the mean, [K]"""
         return cohort.shares
 
-    def part_of_mean(self, size: float) -> float | None:
-        return size
+    def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float]:
+        return size, size

@@ -9,6 +9,7 @@ tau_eff n_k / a_k need not sum to 1 (what is missing, or too much, is made up wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -41,6 +42,13 @@ class FedNova(GlobalAggregator):
             weights = cohort.shares / a * (cohort.shares @ a)
         return Weights(weights, center=1 - weights.sum(), others=cohort.shares)
 
+    def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float]:
+        return size / float(effective_steps(inputs.get("local_steps", 1.0), self.momentum)), size
+
+    def step_of_mean(self, parts: np.ndarray) -> float:
+        by_steps, n = parts[parts[:, 0] > 0].T  # n / a, n
+        return float((n * n / by_steps).sum() / n.sum() * by_steps.sum() / n.sum())  # the sum of .weights
+
     def explain(self, cohort: Cohort, error: InputError, *, local_steps: np.ndarray, **_: Any) -> InputError:
         """A result out of range, put down to clients whose numbers of steps are far from all others, if any are"""
         if isinstance(error, nonfinite.NonFiniteError) and not isinstance(error, nonfinite.OutOfRangeError):
@@ -55,7 +63,7 @@ class FedNova(GlobalAggregator):
         return nonfinite.too_large(cohort.table, odd, f"fednova: the new model is too large for its dtype ({words})")
 
 
-def effective_steps(steps: np.ndarray, momentum: float) -> np.ndarray:
+def effective_steps(steps: np.ndarray | float, momentum: float) -> np.ndarray | float:
     """||a_k||_1: what a step of constant gradient adds up to over `steps` steps, in units of the learning rate"""
     if momentum == 0:
         return steps

@@ -6,6 +6,9 @@ the step of the global model, which FedAvg does by server_lr.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from fastagg.extend import Cohort, register
@@ -30,5 +33,5 @@ class Uniform(FedAvg):
     def masses(self, cohort: Cohort) -> np.ndarray:
         return np.full(cohort.K, 1 / cohort.K)
 
-    def part_of_mean(self, size: float) -> float | None:
-        return 1.0
+    def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float]:
+        return 1.0, 1.0

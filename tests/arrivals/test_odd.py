@@ -172,12 +172,12 @@ def test_a_running_sum_that_was_interrupted_is_not_used():
 def test_a_running_sum_is_divided_once():
     total = RunningSum([torch.zeros(3)])
     table = extend.tables.build(None, [{"w": torch.tensor([1.0, 2, 4])}])
-    total.add("a", table, 2.0, True, False)
-    total.add("b", table, 1.0, True, False)
+    total.add("a", table, (2.0, 2.0), True, False)
+    total.add("b", table, (1.0, 1.0), True, False)
     for _ in range(2):  # as where the rest of a round fails
         assert total.mean()[0].tolist() == [1, 2, 4]
     with pytest.raises(InputError, match="divided already"):
-        total.add("c", table, 1.0, True, False)
+        total.add("c", table, (1.0, 1.0), True, False)
 
 
 def test_ids_may_be_anything(tmp_path):

@@ -163,29 +163,40 @@ def test_an_update_that_is_not_finite_with_the_model():
             round.finish()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "uniform"])
-@pytest.mark.parametrize("options", [{}, {"server_lr": 0.5, "gamma": 0.9}])
+MEANS = [(name, options) for name in ("fedavg", "uniform") for options in ({}, {"server_lr": 0.5, "gamma": 0.9})]
+STEPS = [4.0, 1, 30, 7, 7, 5, 2]
+
+
+@pytest.mark.parametrize(("name", "options"), [*MEANS, ("fednova", {}), ("fednova", {"momentum": 0.9})])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_running_sum(name, options, dtype, tmp_path):
     g, clients = make_with_batch_norm(K, SHAPES, dtype, seed=3, scale=0.1)
     clients[5] = {key: torch.zeros_like(value) - 7 for key, value in clients[5].items()}
     sizes = [3.0, 1, 4, 1, 5, 0, 2]
     server = fastagg.aggregator(name, **options)
-    expected = server.aggregate(g, clients, sizes, IDS)
+    inputs = [{"local_steps": steps} if name == "fednova" else {} for steps in STEPS]
+    expected = server.aggregate(g, clients, sizes, IDS, **dict.fromkeys(inputs[0], STEPS))
     with server.round(g, running=True) as round:
         for k in ORDER:
             if k % 2 and dtype != torch.bfloat16:
-                round.add(IDS[k], update=difference(clients[k], g), size=sizes[k])
+                round.add(IDS[k], update=difference(clients[k], g), size=sizes[k], **inputs[k])
             elif k == 4:
                 save_file(clients[k], tmp_path / "4.safetensors")
-                round.add(IDS[k], tmp_path / "4.safetensors", size=sizes[k])
+                round.add(IDS[k], tmp_path / "4.safetensors", size=sizes[k], **inputs[k])
             else:
-                round.add(IDS[k], clients[k], size=sizes[k])
+                round.add(IDS[k], clients[k], size=sizes[k], **inputs[k])
         found = round.finish()
     bit = 2 * torch.finfo(dtype).eps
     for key in g:
-        torch.testing.assert_close(found[key], expected[key], rtol=bit, atol=bit)
-    torch.testing.assert_close(found.weights, expected.weights[ORDER], rtol=1e-15, atol=0)
+        # FedNova's weights add up to more than 1, less of g: sums of K + 1 such terms, in float64 on both sides
+        terms = [w * sd[key].double().abs() for w, sd in zip(expected.weights, clients, strict=True)]
+        terms.append((1 - expected.weights.sum()).abs() * g[key].double().abs())
+        lost = 2 * len(terms) * torch.finfo(torch.float64).eps * sum(terms) if name == "fednova" else 0
+        off = (found[key].double() - expected[key].double()).abs()
+        assert (off <= bit + bit * expected[key].double().abs() + lost).all()
+    torch.testing.assert_close(
+        found.weights, expected.weights[ORDER], rtol=1e-15 * (K if name == "fednova" else 1), atol=0
+    )
 
 
 def test_running_sums_hold_no_client():
@@ -209,12 +220,18 @@ def test_running_sums_hold_no_client():
 
 def test_what_cannot_be_a_running_sum(tmp_path):
     g, _ = make(1, {"w": (4, 3)})
-    for name in sorted(set(METHODS) - {"fedavg", "uniform"}):
+    for name in sorted(set(METHODS) - {"fedavg", "uniform", "fednova"}):
         with pytest.raises(InputError, match="leave it out, and the clients are kept"):
             fastagg.aggregator(name, **OPTIONS[name]).round(g, running=True)
     with pytest.raises(InputError, match="keeps no clients"):
         fastagg.aggregator("fedavg").round(g, running=True, spill=tmp_path)
     with fastagg.aggregator("fedavg").round(g, running=True) as round:
         round.add(0, g, size=0)
+        with pytest.raises(InputError, match="sizes sum to zero"):
+            round.finish()
+    with fastagg.aggregator("fednova").round(g, running=True) as round:
+        with pytest.raises(BadClientError, match="client 0: it has no local_steps, which a running sum needs"):
+            round.add(0, g)
+        round.add(1, g, size=0, local_steps=3)
         with pytest.raises(InputError, match="sizes sum to zero"):
             round.finish()

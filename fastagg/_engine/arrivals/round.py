@@ -124,7 +124,7 @@ class Round:
         return spill
 
     def _check_running(self, spill: Any) -> None:
-        if self._server.part_of_mean(1.0) is None or self._server.stages:
+        if self._server.parts_of_mean(1.0, {}) is None or self._server.stages:
             raise InputError(
                 f"{self._server.name}: running=True is for means whose weights do not depend on the models; leave it "
                 "out, and the clients are kept (memory=, spill=)"
@@ -293,6 +293,12 @@ class Round:
             read |= {what: value[0] for what, value in values.items()}
         if not wrong and (why := self._server.why_not_client(read, is_update)):
             wrong = {0: why}
+        if (
+            not wrong
+            and self._running
+            and (lacks := [what for what, s in specs.items() if s.required and what not in read])
+        ):
+            wrong = {0: f"it has no {lacks[0]}, which a running sum needs when it comes"}
         if wrong:
             raise BadClientError(wrong[0], wrong)
         files: list[MappedFile] = []
@@ -325,9 +331,9 @@ class Round:
             if self._running and self._sum is None:
                 self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
         if self._sum is not None:
-            part = self._server.part_of_mean(1.0 if size is None else size)
-            assert part is not None  # see _check_running
-            self._sum.add(name, table, part, size is None or size > 0, is_update)
+            parts = self._server.parts_of_mean(1.0 if size is None else size, read)
+            assert parts is not None  # see _check_running
+            self._sum.add(name, table, parts, size is None or size > 0, is_update)
             return Arrived({}, is_update, size, inputs, False)
         dtypes = table.layout.dtypes
         narrow = any(t.dtype != dtype for t, dtype in zip(table.clients[0], dtypes, strict=True))
@@ -436,10 +442,13 @@ class Round:
     def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> Any:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
-        mean = dict(zip(self._form, total.mean(), strict=True))
-        result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, inputs)
+        shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
+        mean = dict(zip(self._form, total.mean(step), strict=True))
+        anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
+        result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, anyone)
         self._server.commit(kept)
-        result.weights, result.dropped = torch.from_numpy(total.shares(self._clients)), dict(self._refused)
+        result.weights = torch.from_numpy(step * shares)
+        result.dropped = dict(self._refused)
         return result
 
     @property

@@ -21,6 +21,8 @@ CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 M
 class RunningSum:
     """sum_k part_k w_k in float64, and the maximum of integers: a model of memory, of any number of clients.
 
+    A client has a part among parameters and one among buffers.
+
     The parts are divided by their sum at the end, so the last bit may differ from that of a mix, and with the order of
     arrival.
     """
@@ -36,17 +38,18 @@ class RunningSum:
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
         ]
-        self.parts: dict[Any, float] = {}  # by client
+        self.parts: dict[Any, tuple[float, float]] = {}  # by client: of parameters, of buffers
+        self._is_buffer = np.zeros(len(self.like), dtype=int)
         self._half: Any = None  # a client of which only some tensors were added
         self._mean: list[torch.Tensor] | None = None
         self.any_data = False  # so far; integers are the largest of those who have some, or of all if nobody has
-        self.of_updates = 0.0  # the part of those who sent updates
+        self.of_updates = np.zeros(2)  # the parts of those who sent updates
         self._lock = threading.Lock()
 
     @one_thread()
-    def add(self, name: Any, table: Table, part: float, has_data: bool, is_update: bool) -> None:
+    def add(self, name: Any, table: Table, parts: tuple[float, float], has_data: bool, is_update: bool) -> None:
         """The only client of a table"""
-        [client] = table.clients
+        [client], self._is_buffer = table.clients, (~table.layout.is_param).astype(int)
         with self._lock:
             if self._mean is not None:
                 raise InputError("the running sum was divided already: nobody can be added to it")
@@ -55,7 +58,7 @@ class RunningSum:
             anew = not self.parts or (has_data and not self.any_data)
             self.any_data |= has_data
             for t, w in enumerate(client):
-                w, total = w.detach().reshape(-1), self.sums[t]
+                w, total, part = w.detach().reshape(-1), self.sums[t], parts[self._is_buffer[t]]
                 if w.dtype in FLOATING:
                     for at in range(0, w.numel() if part else 0, CHUNK):  # in float64, the wider of the two
                         total[at : at + CHUNK].add_(w[at : at + CHUNK], alpha=part)
@@ -63,35 +66,40 @@ class RunningSum:
                     if is_update and w.dtype != torch.bool:
                         w = w + self.like[t].reshape(-1)
                     total.copy_(w if anew else torch.maximum(total, w))
-            self.parts[name] = part
-            self.of_updates += part if is_update else 0.0
+            self.parts[name] = parts
+            self.of_updates += np.array(parts) if is_update else 0.0
             self._half = None
 
     def shares(self, names: Iterable[Any]) -> np.ndarray:
-        """The clients' weights in the mean"""
-        return data_shares(np.array([self.parts[name] for name in names]))
+        """The clients' weights in the mean of parameters"""
+        return data_shares(self.parts_of(names)[:, 0])
+
+    def parts_of(self, names: Iterable[Any]) -> np.ndarray:
+        return np.array([self.parts[name] for name in names])  # [K, 2]
 
     @one_thread()
-    def mean(self) -> list[torch.Tensor]:
-        """In the form of the model, in the memory of the sums: nothing can be added any more"""
+    def mean(self, step: float = 1.0) -> list[torch.Tensor]:
+        """In the form of the model, in the memory of the sums: nothing can be added any more. Parameters have gone this
+        part of the way from the model that the sum is like"""
         if self._half is not None:
             raise InputError(f"client {self._half[0]!r} was added in part only: this sum cannot be used any more")
         self.shares(self.parts)  # which says what is wrong where they sum to zero
-        mass = sum(self.parts.values())
         if self._mean is None:
-            self._mean = [self._divided(t, mass) for t in range(len(self.sums))]
+            masses = self.parts_of(self.parts).sum(0)
+            self._mean = [self._divided(t, masses, step) for t in range(len(self.sums))]
         return self._mean
 
-    def _divided(self, t: int, mass: float) -> torch.Tensor:
-        total, like = self.sums[t], self.like[t]
+    def _divided(self, t: int, masses: np.ndarray, step: float) -> torch.Tensor:
+        total, like, kind = self.sums[t], self.like[t], self._is_buffer[t]
+        mass, of_updates, step = float(masses[kind]), float(self.of_updates[kind]), 1.0 if kind else step
         if like.dtype not in FLOATING:
             return total.view(like.shape)
         new = total.view(like.dtype)[: total.numel()]  # an element is written when those up to it were read
-        base = like.detach().reshape(-1) if self.of_updates else None
+        base = like.detach().reshape(-1) if of_updates or step != 1 else None
         for at in range(0, total.numel(), CHUNK):
             piece = slice(at, at + CHUNK)
-            value = total[piece] / mass
+            value = total[piece] / (mass / step)
             if base is not None:
-                value.add_(base[piece].double(), alpha=self.of_updates / mass)
+                value.add_(base[piece].double(), alpha=1 - step * (1 - of_updates / mass))
             new[piece] = value
         return new.view(like.shape)
