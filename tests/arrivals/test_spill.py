@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import fastagg
-from benchmarks.killed_rounds import rounds_of
 from fastagg import InputError
 from fastagg._engine.arrivals.spill import Spill
 from helpers.cohort import assert_same_bits, make
@@ -186,14 +185,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
         assert round.clients == [0]
         round.add(1, clients[1])
         assert_same_bits(round.finish(), fastagg.fedavg(g, clients))
-
-
-def test_kill_9(tmp_path):
-    """python -m benchmarks.soak_arrivals has fifty of them"""
-    whole, _ = rounds_of(tmp_path / "whole", 30, 6, [])
-    killed, kills = rounds_of(tmp_path / "killed", 30, 6, [0.02, 0.2, 0.1, 0.05])
-    assert_same_bits(whole, killed)
-    assert len(kills) >= 1
 
 
 def test_what_a_stop_left_of_a_finished_round_is_not_of_the_next(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from benchmarks import soak_arrivals
-from benchmarks.killed_rounds import Kill
+from benchmarks.killed_rounds import Kill, rounds_of
 from fastagg._engine.arrivals.round import Round
+from helpers.cohort import assert_same_bits
 
 
 def test_thirty_rounds_and_two_kills(capsys):
@@ -56,3 +57,11 @@ def test_kills_that_change_the_model_are_noticed(monkeypatch):
     models = iter([({"w": torch.zeros(2)}, []), ({"w": torch.ones(2)}, [Kill(0.1, 1, 1)])])
     monkeypatch.setattr(soak_arrivals, "rounds_of", lambda *_: next(models))
     assert soak_arrivals.kill(1, 30, 8, 0) == ["run 1, with 1 kills: another model"]
+
+
+def test_kill_9(tmp_path):
+    """python -m benchmarks.soak_arrivals has fifty of them"""
+    whole, _ = rounds_of(tmp_path / "whole", 30, 6, [])
+    killed, kills = rounds_of(tmp_path / "killed", 30, 6, [0.02, 0.2, 0.1, 0.05])
+    assert_same_bits(whole, killed)
+    assert len(kills) >= 1
