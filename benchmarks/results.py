@@ -75,10 +75,10 @@ def entropy(runs: list[report.Run]) -> list[str]:
     return lines
 
 
-def gain(runs: list[report.Run], rounds: int) -> list[str]:
+def gain(runs: list[report.Run], rounds: int, score: str = "accuracy") -> list[str]:
     """What is left of a method beside equal weights: accuracy, the length of its steps, and its weights' spread.
 
-    Accuracy and differences are of the mean of the last ten of so many rounds, seed by seed. The step is the length of
+    Accuracy (score="personal_accuracy": of clients' own models, on their shares of the test set) and differences are of the mean of the last ten of so many rounds, seed by seed. The step is the length of
     what a round adds to the global model, as a part of what FedAvg's weights would have added from the same clients.
     The largest and smallest weight are in units of 1 / K. Steps and weights are means over rounds and seeds."""
     head = ["method", "accuracy, %", "against uniform, points", "95 % interval", "against fedavg", "95 % interval",
@@ -91,10 +91,8 @@ def gain(runs: list[report.Run], rounds: int) -> list[str]:
         if not records or records[-1]["round"] < rounds:
             continue
         label = run.summary["label"]
-        scores.setdefault(label, {})[run.config["seed"]] = 100 * float(np.mean([m["accuracy"] for m in records[-10:]]))
-        steps = [m["step"] / m["fedavg_step"] for m in records if m.get("fedavg_step")]
-        weights = np.array([[max(m["weights"]), min(m["weights"])] for m in records]) * len(records[0]["weights"])
-        seen.setdefault(label, []).append(np.array([np.mean(steps), *weights.mean(0)]))
+        scores.setdefault(label, {})[run.config["seed"]] = 100 * float(np.mean([m[score] for m in records[-10:]]))
+        seen.setdefault(label, []).append(_steps_and_spread(records))
     for label in sorted(scores, key=lambda name: -np.mean(list(scores[name].values()))):
         cells = [label, f"{np.mean(list(scores[label].values())):.2f}"]
         for base in ("uniform", "fedavg"):
@@ -103,11 +101,23 @@ def gain(runs: list[report.Run], rounds: int) -> list[str]:
             text = f"{found.mean:+.2f}" if known else ""
             cells += [f"**{text}**" if known and found.is_clear else text]
             cells += [f"{found.low:+.2f} to {found.high:+.2f}" if known else ""]
-        cells += [f"{x:.2f}" for x in np.mean(seen[label], axis=0)]
+        cells += ["" if np.isnan(x) else f"{x:.2f}" for x in np.mean(seen[label], axis=0)]
         lines.append(f"| {' | '.join(cells)} |")
     seeds = sorted({len(found) for found in scores.values()})
     said = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     return [*lines, "", f"{said}, {rounds} rounds. Bold: 0 is not in the interval (Student's t, seed by seed)."]
+
+
+def _steps_and_spread(records: list[dict]) -> np.ndarray:
+    """Means over the rounds: step, largest and smallest weight; NaN where a method makes several models"""
+    steps = [m["step"] / m["fedavg_step"] for m in records if m.get("step") and m.get("fedavg_step")]
+    ends = [np.array([max(m["weights"]), min(m["weights"])]) * len(m["weights"]) for m in records if _one_row(m)]
+    return np.array([np.mean(steps) if steps else np.nan, *(np.mean(ends, axis=0) if ends else [np.nan] * 2)])
+
+
+def _one_row(record: dict) -> bool:
+    """Whether there is one weight of each client"""
+    return np.ndim(record.get("weights")) == 1
 
 
 def read(paths: Sequence[Path]) -> list[report.Run]:
@@ -119,12 +129,12 @@ def read(paths: Sequence[Path]) -> list[report.Run]:
     return runs
 
 
-def answer(what: str, paths: Sequence[Path], rounds: int) -> list[str]:
+def answer(what: str, paths: Sequence[Path], rounds: int, score: str = "accuracy") -> list[str]:
     runs = read(paths)
     if what == "table":
         lines = [report.markdown(report.group(runs))]
     else:
-        lines = {"fig2": fig2, "entropy": entropy, "gain": lambda some: gain(some, rounds)}[what](runs)
+        lines = {"fig2": fig2, "entropy": entropy, "gain": lambda some: gain(some, rounds, score)}[what](runs)
     seconds = sum(run.summary["seconds"]["total"] for run in runs)
     return [*lines, "", f"{len(runs)} run{'s' * (len(runs) > 1)}; {seconds / 60:.0f} minutes of one process in all."]
 
@@ -137,7 +147,7 @@ def publish(page: Path) -> int:
         nonlocal made
         made += 1
         args = arguments(found[1].split())
-        lines = answer(args.what, [page.parent / path for path in args.paths], args.rounds)
+        lines = answer(args.what, [page.parent / path for path in args.paths], args.rounds, args.score)
         return "\n".join([f"<!-- results: {found[1]} -->", "", *lines, "", "<!-- end of results -->"])
 
     text = re.sub(r"<!-- results: (.*?) -->.*?<!-- end of results -->", again, text, flags=re.DOTALL)
@@ -150,6 +160,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("what", choices=["fig2", "entropy", "table", "gain", "page"])
     parser.add_argument("paths", nargs="+", type=Path, help="folders of runs, files of packed ones; or a page")
     parser.add_argument("--rounds", type=int, default=100, help="gain: of how many rounds (default: %(default)s)")
+    parser.add_argument("--score", choices=["accuracy", "personal_accuracy"], default="accuracy", help="gain: of what")
     return parser.parse_args(given)
 
 
@@ -159,7 +170,7 @@ def main() -> int:
         if args.what == "page":
             print(f"{args.paths[0]}: {publish(args.paths[0])} tables")
         else:
-            print("\n".join(answer(args.what, args.paths, args.rounds)))
+            print("\n".join(answer(args.what, args.paths, args.rounds, args.score)))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
