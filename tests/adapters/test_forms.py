@@ -118,6 +118,40 @@ def test_frozen_a_is_the_weighted_sum():
         fedavg(g, clients, form="frozen_a")
 
 
+def test_frozen_a_is_checked_in_modules_that_the_first_client_lacks():
+    g, clients = cohort(4)
+    for sd in clients:
+        sd.update({key: g[key].clone() for key in g if "lora_A" in key})
+    clients[0] = {key: value for key, value in clients[0].items() if "v_proj" not in key}
+    fedavg(None, clients, form="frozen_a")
+    clients[2][f"{PREFIX}layers.0.v_proj.lora_A.weight"] += 1
+    with pytest.raises(fastagg.InputError, match=r"client 2: key '.*v_proj.lora_A.weight' is not the A of the others"):
+        fedavg(None, clients, form="frozen_a")
+    for key in clients[0]:
+        clients[0][key] = clients[0][key] + 1
+    assert list(fedavg(None, clients, form="frozen_a", on_bad_client="drop").dropped) == [0, 2]
+
+
+@pytest.mark.parametrize("ratio", [1e3, 1e6, 1e9])
+def test_it_does_not_matter_how_an_update_is_shared_by_its_factors(ratio):
+    """1e-6 A and 1e6 B are the same update"""
+    clients = [adapter(4, seed=k, dtype=torch.float64) for k in range(3)]
+    odd = {key: value * (ratio if "lora_B" in key else 1 / ratio) for key, value in clients[1].items()}
+    for rank in (2, 12):
+        result, expected = fedavg(None, [clients[0], odd, clients[2]], rank=rank), fedavg(None, clients, rank=rank)
+        assert apart(dense(result), dense(expected)) < 1e-9
+        for module, left in expected.truncation.items():
+            assert result.truncation[module] == pytest.approx(left, rel=1e-9, abs=1e-12)
+
+
+def test_factors_that_are_zero():
+    clients = [{key: torch.zeros_like(value) for key, value in adapter(3).items()} for _ in range(2)]
+    for form in ("rank", "exact", "separate"):
+        result = fedavg(None, clients, form=form)
+        assert not any(value.any() for value in result.values())
+        assert set(result.truncation.values()) == {0.0}
+
+
 def test_separate_is_fedavg_of_the_tensors():
     g, clients = cohort(plain=["head.bias"])
     result, expected = fedavg(g, clients, form="separate"), fastagg.fedavg(g, clients, SIZES)

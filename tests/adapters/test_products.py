@@ -131,3 +131,17 @@ def test_the_order_of_clients_does_not_change_the_bits():
     )
     assert all(torch.equal(value, other[key]) for key, value in one.items())
     assert torch.equal(one.weights[order], other.weights)
+
+
+def test_nor_does_it_change_the_form_of_the_result():
+    """Dtype, scaling and config are those of the first client of the largest rank, by its id"""
+    sds = [adapter(rank, seed=seed, dtype=dtype) for seed, (rank, dtype) in enumerate(
+        ((4, torch.float32), (6, torch.float32), (6, torch.bfloat16), (6, torch.float16)))]  # fmt: skip
+    clients = [fastagg.lora.Adapter(sd, {"lora_alpha": 8 + k}) for k, sd in enumerate(sds)]
+    order, ids = [3, 2, 0, 1], list("dbca")
+    one = fastagg.lora.aggregate(None, clients, client_ids=ids)
+    other = fastagg.lora.aggregate(None, [clients[k] for k in order], client_ids=[ids[k] for k in order])
+    assert {value.dtype for value in one.values()} == {torch.float16}
+    assert all(torch.equal(value, other[key]) and value.dtype == other[key].dtype for key, value in one.items())
+    assert (one.config, one.scaling) == (other.config, other.scaling)
+    assert one.config["lora_alpha"] == 11

@@ -141,7 +141,8 @@ def chunks(
                 torch.sub(rows[:, piece], x[:r], out=into)
             else:
                 into[:rank] = rows[:, piece]
-                into[:rank] *= ratio
+                if ratio != 1:
+                    into[:rank] *= ratio
                 into[rank:] = 0
                 into[:r] -= x[:r]
             at += width
