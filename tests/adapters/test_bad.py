@@ -23,6 +23,8 @@ def spoil(sd, what):
         del sd[OTHER]
     elif what == "ranks":
         sd[KEY] = sd[KEY][:2]
+    elif what == "nothing":
+        sd[KEY], sd[OTHER] = torch.ones(4, 0), torch.ones(24, 4)
     elif what == "size":
         sd[KEY] = torch.ones(4, 41)
     elif what == "another module":
@@ -48,6 +50,7 @@ FAULTS = {
     "infinite": r"v_proj.lora_B.weight' has values that are not finite",
     "no B": r"v_proj.lora_A.weight' has no counterpart lora_B",
     "ranks": r"of shape \(2, 40\) and .* of shape \(24, 4\) are no factors",
+    "nothing": r"of shape \(4, 0\) and .* of shape \(24, 4\) are no factors",
     "size": r"module 'base_model.model.layers.0.v_proj' is 24 x 41, expected 24 x 40",
     "another module": r"module '.*x_proj' is not in the global adapter",
     "integers": r"v_proj.lora_A.weight' is torch.int64; factors are floating-point",

@@ -102,7 +102,7 @@ def _pair(
         if side not in pair:
             raise InputError(f"{who}: key {pair[other]!r} has no counterpart lora_{side}")
     A, B = (_tensor(adapter[pair[side]], who, pair[side]) for side in "AB")
-    if A.dim() < 2 or B.dim() < 2 or B.shape[1] != A.shape[0] or not A.shape[0] or math.prod(B.shape[2:]) != 1:
+    if min(A.dim(), B.dim()) < 2 or B.shape[1] != A.shape[0] or not A.numel() * len(B) or math.prod(B.shape[2:]) != 1:
         raise InputError(
             f"{who}: {pair['A']!r} of shape {tuple(A.shape)} and {pair['B']!r} of shape {tuple(B.shape)} are no "
             "factors B A of one rank"

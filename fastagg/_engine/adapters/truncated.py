@@ -33,11 +33,13 @@ class Truncated(NamedTuple):
 
 
 class Small(NamedTuple):
-    """B and A of Truncated as combinations of the columns of all B and the rows of all A, but for their signs: [r, P]"""
+    """B and A of Truncated as combinations of the columns of all B and the rows of all A, but for their signs: at most
+    [r, P]. length: of a row of all A, on average"""
 
     of_B: Tensor
     of_A: Tensor
     left: float
+    length: Tensor
 
 
 def truncated(
@@ -45,8 +47,8 @@ def truncated(
 ) -> Truncated | None:
     """sum_k weights_k scaling_k B_k A_k, of this rank; None if it is not finite.
 
-    Where the sum has fewer components, B is filled up with columns of zeros, beside rows of A that may still learn:
-    directions of the A given, as long as they are on average.
+    Where the sum has fewer components, B is filled up with columns of zeros, beside rows of A that may still learn, as
+    long as those given are on average: directions of these and, if they have too few, random ones, always the same.
 
     known   the products of these factors, if they have been computed
     """
@@ -56,6 +58,10 @@ def truncated(
         return None
     A = combined([f.A for f in factors], [1.0] * len(factors), small.of_A)
     B = combined([f.B.T for f in factors], [f.scaling for f in factors], small.of_B)
+    if missing := rank - len(A):
+        more = torch.randn(missing, A.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        A = torch.cat([A, (small.length * more / more.norm(dim=1, keepdim=True)).to(A.device)])
+        B = torch.nn.functional.pad(B, (0, 0, 0, missing))
     largest = A.gather(1, A.abs().argmax(1, keepdim=True))
     sign = torch.where(largest < 0, -1.0, 1.0)
     return Truncated((B * sign).T, A * sign, small.left)
@@ -83,7 +89,4 @@ def combinations(core: Core, weights: Sequence[float], rank: int) -> Small | Non
     usual = (core.A.trace() / max(len(core.A), 1)).sqrt()
     of_A = torch.where(carries, long.sqrt(), usual) * turn / spread[:, None]
     of_B = torch.where(carries, 1 / torch.where(carries, long, 1.0).sqrt(), 0.0) * turn * spread[:, None]
-    missing = (0, 0, 0, rank - len(squares))
-    of_A = torch.nn.functional.pad(of_A.T @ basis.T / length, missing)
-    of_B = torch.nn.functional.pad(of_B.T @ basis.T * columns / core.unit, missing)
-    return Small(of_B, of_A, left)
+    return Small(of_B.T @ basis.T * columns / core.unit, of_A.T @ basis.T / length, left, usual)
