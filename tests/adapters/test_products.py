@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -120,6 +123,24 @@ def test_any_number_of_threads_gives_the_same_bits():
     for other in results[1:]:
         assert torch.equal(results[0].gram.matrix, other.gram.matrix)
         assert all(torch.equal(value, other[key]) for key, value in results[0].items())
+
+
+def test_rounds_at_the_same_time_leave_the_number_of_threads_alone():
+    g, clients = cohort(6)
+    torch.set_num_threads(2)
+    expected, found = fastagg.lora.aggregate(g, clients), []
+
+    def rounds():
+        found.extend(fastagg.lora.aggregate(g, clients) for _ in range(4))
+
+    threads = [threading.Thread(target=rounds) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result[key], value) for result in found for key, value in expected.items())
+    with ThreadPoolExecutor(1) as pool:
+        assert [len(found), torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [16, 2, 2]
 
 
 def test_the_order_of_clients_does_not_change_the_bits():
