@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import fastagg
 from fastagg._engine.adapters.peft import config_with, scaling_of
+from fastagg._engine.files.command import _size
 from fastagg.cli import main
 from helpers.adapters import PREFIX, SHAPES, adapter, dense
 
@@ -99,6 +100,18 @@ def test_state_report_and_plan(round_, tmp_path, capsys):
         expected = fastagg.lora.aggregate(center, paths, method=server, client_ids=["c0", "c1", "c2"])
         same(load_file(out / "adapter_model.safetensors"), expected)
     assert json.loads((tmp_path / "report" / "report.json").read_text())["clients"] == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize("given", [["--rank", "3"], ["--lora", "exact"], ["--lora", "separate"], []], ids=str)
+@pytest.mark.parametrize("with_global", [True, False])
+def test_a_plan_says_how_much_is_written(round_, tmp_path, capsys, given, with_global):
+    center, paths, *_ = round_
+    command = ["--method", "fedavg", *(["--global", center] if with_global else []), *paths, "-o", tmp_path / "new"]
+    assert run(*command, *given, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    assert run(*command, *given, "--quiet") == 0
+    size = sum(value.nbytes for value in load_file(tmp_path / "new" / "adapter_model.safetensors").values())
+    assert f"write   1 x {_size(size)} in 1 file" in plan
 
 
 def test_progress_and_what_was_read(round_, tmp_path):

@@ -103,8 +103,9 @@ def build(
     dims = _dims(center, fit)
     faults = [_fault(p, dims) if isinstance(p, Parsed) else "" for p in parsed]
     if form == "frozen_a":
-        shared = _shared(center, [p for p, fault in zip(parsed, faults, strict=True) if not fault])
-        faults = [fault or _not_shared(p, shared) for p, fault in zip(parsed, faults, strict=True)]
+        good = {k: p for k, p in enumerate(parsed) if isinstance(p, Parsed) and not faults[k]}
+        shared = _shared(center, list(good.values()))
+        faults = [_not_shared(good[k], shared) if k in good else fault for k, fault in enumerate(faults)]
     for k, fault in enumerate(faults):
         if fault:
             parsed[k] = leave_out(k, InputError(fault))
@@ -155,30 +156,29 @@ def _fault(client: Parsed, dims: Dims) -> str:
     return ""
 
 
-def _shared(center: Parsed, clients: Sequence[Parsed | InputError]) -> dict[str, Tensor]:
+def _shared(center: Parsed, clients: Sequence[Parsed]) -> dict[str, Tensor]:
     """The A of each module: the global adapter's or, if it has no modules, that which most clients have"""
     if center.factors:
         return {m: f.A for m, f in center.factors.items()}
-    found: dict[str, list[tuple[Tensor, list[int]]]] = {}
-    for client in clients:
-        for m, f in client.factors.items() if isinstance(client, Parsed) else ():
-            known = found.setdefault(m, [])
-            count = next((count for A, count in known if _same(A, f.A)), None)
-            if count is None:
-                known.append((f.A, count := [0]))
-            count[0] += 1
-    return {m: max(known, key=lambda entry: entry[1][0])[0] for m, known in found.items()}
+    found: dict[str, list[list[Tensor]]] = {}  # by module, lists of those that are the same
+    for m, f in (item for client in clients for item in client.factors.items()):
+        alike = found.setdefault(m, [])
+        same = next((some for some in alike if _same(some[0], f.A)), None)
+        if same is None:
+            alike.append(same := [])
+        same.append(f.A)
+    return {m: max(alike, key=len)[0] for m, alike in found.items()}
 
 
-def _not_shared(client: Parsed | InputError, shared: Mapping[str, Tensor]) -> str:
-    for m, f in client.factors.items() if isinstance(client, Parsed) else ():
+def _not_shared(client: Parsed, shared: Mapping[str, Tensor]) -> str:
+    for m, f in client.factors.items():
         if not _same(shared[m], f.A):
             return f"key {client.names[m].A!r} is not the A of the others, which form='frozen_a' expects"
     return ""
 
 
 def _same(A: Tensor, other: Tensor) -> bool:
-    return A.shape == other.shape and A.device == other.device and bool((A == other).all())
+    return A.shape == other.shape and A.device == other.device and bool((other == A).all())
 
 
 def _unscaled(center: Parsed, clients: Sequence[Parsed | InputError]) -> dict[int, str]:
