@@ -24,7 +24,7 @@ import torch
 import fastagg
 from benchmarks import measure
 from fastagg import _cpu
-from fastagg._engine.adapters.access import InAdapters
+from fastagg._engine.adapters.access import KEPT, InAdapters
 from fastagg._engine.adapters.factors import Core, Factors, chunks, combined, core_of
 from fastagg._engine.adapters.side_by_side import side_by_side
 from fastagg._engine.adapters.truncated import Small, combinations
@@ -153,13 +153,22 @@ def parts_of(g: Adapter, clients: list[Adapter], rank: int) -> dict[str, Part]:
     wide = sum(f.A.shape[1] + f.B.shape[0] for f, _ in given)  # columns of A and rows of B, of all modules
     rows = (K + 1) * given[0][0].rank
     first, again = each(lambda t: read(*given[t])), each(lambda t: read(None, given[t][1]))
-    return {
+    those = rows - given[0][0].rank  # of the clients
+    parts = {
         "factors to float64, less the global ones": Part(first),
         "products of all rows": Part(each(lambda t: core_of(*given[t])), first, wide * rows * (rows + 1) // 2),
         "Gram, from the products": Part(each(lambda t: cores[t].gram()), floor=False),
+    }
+    if cores[0].bytes * len(cores) > KEPT * table.bytes:  # narrow modules, or many clients
+        multiplied = wide * those * (those + 1) // 2
+        parts |= {
+            "factors to float64, as products were not kept": Part(again),
+            "products of the clients' rows": Part(each(lambda t: core_of(None, given[t][1])), again, multiplied),
+        }
+    return parts | {
         "eigenvectors of small matrices": Part(each(small), floor=False),
         "factors to float64, again": Part(again),
-        "new factors": Part(each(new), again, wide * rank * K * given[0][1][0].rank),
+        "new factors": Part(each(new), again, wide * rank * those),
     }
 
 

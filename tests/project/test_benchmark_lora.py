@@ -33,3 +33,6 @@ def test_how_many_multiply_adds_the_parts_need():
     wide = sum(value.numel() // 4 for value in g.values())
     assert parts["products of all rows"].multiplied == wide * 16 * 17 / 2
     assert parts["new factors"].multiplied == wide * 4 * 12
+    parts = lora.parts_of(*lora.cohort(1, 9, 8, torch.float32, 32), 8)  # narrow modules: products are computed again
+    wide = sum(value.numel() // 8 for value in lora.cohort(1, 1, 8, torch.float32, 32)[0].values())
+    assert parts["products of the clients' rows"].multiplied == wide * 72 * 73 / 2
