@@ -109,7 +109,7 @@ def _compute(
     column = {k: at for at, k in enumerate(table.given(range(table.K)))}
     columns = [column[k] for k in order]
     if columns != list(range(table.K)):
-        table = table.part(columns)
+        table = table.of_round(columns)
     if out is not None and method.produces == "personalised" and order != list(range(K)):
         outs = list_of(out)
         if len(outs) != K:

@@ -150,6 +150,10 @@ class Table:
             has=None if self.has is None else self.has[:, order],
         )
 
+    def of_round(self, order: Sequence[int]) -> Table:
+        """The clients of a round, in their order"""
+        return self.part(order)
+
     def with_center_as_client(self) -> Table:
         """The same table with the global model as one more client, the last."""
         address = np.concatenate([self.client_address, self.center_address[:, None]], axis=1)

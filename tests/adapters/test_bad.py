@@ -23,6 +23,8 @@ def spoil(sd, what):
         del sd[OTHER]
     elif what == "ranks":
         sd[KEY] = sd[KEY][:2]
+    elif what == "nothing":
+        sd[KEY], sd[OTHER] = torch.ones(4, 0), torch.ones(24, 4)
     elif what == "size":
         sd[KEY] = torch.ones(4, 41)
     elif what == "another module":
@@ -48,6 +50,7 @@ FAULTS = {
     "infinite": r"v_proj.lora_B.weight' has values that are not finite",
     "no B": r"v_proj.lora_A.weight' has no counterpart lora_B",
     "ranks": r"of shape \(2, 40\) and .* of shape \(24, 4\) are no factors",
+    "nothing": r"of shape \(4, 0\) and .* of shape \(24, 4\) are no factors",
     "size": r"module 'base_model.model.layers.0.v_proj' is 24 x 41, expected 24 x 40",
     "another module": r"module '.*x_proj' is not in the global adapter",
     "integers": r"v_proj.lora_A.weight' is torch.int64; factors are floating-point",
@@ -113,6 +116,41 @@ def test_a_result_that_no_dtype_holds():
         sd[OTHER].fill_(200.0)
     with pytest.raises(fastagg.InputError, match=r"module '.*v_proj' is too large for its dtype"):
         fastagg.lora.aggregate(g, clients, method="fedavg", form="exact", scaling=lambda r: 1.0, server_lr=1000.0)
+
+
+def test_a_client_of_another_rank_whose_scaling_nobody_knows():
+    _, clients = cohort(3)
+    clients.insert(1, adapter(7, seed=50))
+    with pytest.raises(fastagg.BadClientError, match=r"client 1: adapters of rank 4 and 7 come without a config"):
+        fastagg.lora.aggregate(None, clients)
+    assert list(fastagg.lora.aggregate(None, clients, on_bad_client="drop").dropped) == [1]
+    config = fastagg.lora.Adapter(clients[0], {"lora_alpha": 8})
+    assert list(fastagg.lora.aggregate(None, [config, *clients], on_bad_client="drop").dropped) == [0, 2]
+    for some in (clients[:2], [*clients[:2], adapter(9)]):  # who is right?
+        with pytest.raises(fastagg.InputError, match=r"adapters of rank 4 and 7") as raised:
+            fastagg.lora.aggregate(None, some, on_bad_client="drop")
+        assert not isinstance(raised.value, fastagg.BadClientError)
+    with pytest.raises(fastagg.InputError, match=r"adapters of rank 4 and 7"):
+        fastagg.lora.aggregate(adapter(7), [clients[0]] * 3, on_bad_client="drop")
+
+
+def test_a_client_that_was_left_out_leaves_no_trace():
+    """Neither its rank, nor its dtype, config or modules"""
+    _, clients = cohort(3)
+    extra = {"layers.9.q_proj": (10, 10)}
+    bad = adapter(6, {"layers.0.v_proj": (24, 40), **extra}, torch.float64, seed=9)
+    bad[KEY][0, 0] = math.nan
+    some = [fastagg.lora.Adapter(sd, {"lora_alpha": 8}) for sd in clients]
+    given = [some[0], fastagg.lora.Adapter(bad, {"lora_alpha": 99}), *some[1:]]
+    for method in ("fedawa", "fedavg"):
+        found = fastagg.lora.aggregate(None, given, method=method, on_bad_client="drop")
+        expected = fastagg.lora.aggregate(None, some, method=method)
+        assert list(found.dropped) == [1]
+        assert set(found) == set(expected)
+        for key, value in expected.items():
+            assert found[key].dtype == value.dtype
+            assert torch.equal(found[key], value)
+        assert (found.ranks, found.scaling, found.config) == (expected.ranks, expected.scaling, expected.config)
 
 
 def test_without_a_global_adapter_most_clients_are_right():

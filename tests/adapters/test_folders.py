@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import fastagg
 from fastagg._engine.adapters.peft import config_with, scaling_of
+from fastagg._engine.files.command import _size
 from fastagg.cli import main
 from helpers.adapters import PREFIX, SHAPES, adapter, dense
 
@@ -67,7 +68,7 @@ def test_the_command(round_, tmp_path, capsys, form):
     assert sorted(os.listdir(out)) == ["adapter_config.json", "adapter_model.safetensors"]
     same(load_file(out / "adapter_model.safetensors"), expected)
     new = fastagg.lora.load(out)
-    assert {m: scaling_of(new.config, m, r) for m, r in expected.ranks.items()} == pytest.approx(expected.scaling)
+    assert {m: scaling_of(new.config)(m, r) for m, r in expected.ranks.items()} == pytest.approx(expected.scaling)
     assert new.config["r"] == {"rank": 4, "exact": 14, "separate": 8}[form]
     assert new.config["target_modules"] == ["q_proj"]
     again = fastagg.aggregate_files("fedawa", center, paths, out, sizes=[1, 2, 3], lora=form)  # replaces it
@@ -101,6 +102,18 @@ def test_state_report_and_plan(round_, tmp_path, capsys):
     assert json.loads((tmp_path / "report" / "report.json").read_text())["clients"] == ["c0", "c1", "c2"]
 
 
+@pytest.mark.parametrize("given", [["--rank", "3"], ["--lora", "exact"], ["--lora", "separate"], []], ids=str)
+@pytest.mark.parametrize("with_global", [True, False])
+def test_a_plan_says_how_much_is_written(round_, tmp_path, capsys, given, with_global):
+    center, paths, *_ = round_
+    command = ["--method", "fedavg", *(["--global", center] if with_global else []), *paths, "-o", tmp_path / "new"]
+    assert run(*command, *given, "--dry-run") == 0
+    plan = capsys.readouterr().out
+    assert run(*command, *given, "--quiet") == 0
+    size = sum(value.nbytes for value in load_file(tmp_path / "new" / "adapter_model.safetensors").values())
+    assert f"write   1 x {_size(size)} in 1 file" in plan
+
+
 def test_progress_and_what_was_read(round_, tmp_path):
     center, paths, _, clients = round_
     said = []
@@ -129,8 +142,11 @@ def test_clients_that_cannot_be_read(round_, tmp_path, capsys):
     ({"use_dora": True}, "use_dora: the weights of DoRA are scaled"),
     ({"lora_alpha": "16"}, "lora_alpha is '16', expected a number"),
     ({"lora_alpha": math.nan}, "lora_alpha is nan"),
+    ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
     ({"lora_alpha": 0}, "scaling of module .* is 0.0, which leaves nothing"),
     ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has .*only names of modules"),
+    ({"alpha_pattern": {r"layers\.\d\.q_proj": 3}}, r"alpha_pattern has .*only names of modules"),
+    ({"alpha_pattern": {"q_proj": "3"}}, "lora_alpha is '3'"),
     ({"target_parameters": ["experts"]}, "target_parameters: adapters of parameters"),
 ])  # fmt: skip
 def test_configs_that_are_refused(tmp_path, change, why):
@@ -154,10 +170,27 @@ def test_where_a_new_adapter_cannot_be_written(round_, tmp_path, capsys):
 
 def test_scalings_of_modules():
     config = {**CONFIG, "r": 8, "alpha_pattern": {"layers.0.q_proj": 32, r"v\_proj": 4}}
-    assert scaling_of(config, PREFIX + "layers.1.q_proj", 8) == 2
-    assert scaling_of(config, PREFIX + "layers.0.q_proj", 8) == 4
-    assert scaling_of(config, PREFIX + "layers.0.v_proj", 4) == 1
-    assert scaling_of({**config, "use_rslora": True}, PREFIX + "layers.1.q_proj", 4) == 8
+    assert scaling_of(config)(PREFIX + "layers.1.q_proj", 8) == 2
+    assert scaling_of(config)(PREFIX + "layers.0.q_proj", 8) == 4
+    assert scaling_of(config)(PREFIX + "layers.0.v_proj", 4) == 1
+    assert scaling_of({**config, "use_rslora": True})(PREFIX + "layers.1.q_proj", 4) == 8
+
+
+def test_the_first_pattern_that_fits_counts():
+    patterns = {"^layers.0.q_proj": 2, "0.q_proj$": 3, "q_proj": 4, "layers.1.q_proj": 5, "^v_proj": 6, "v_proj": 7}
+    scaling = scaling_of({**CONFIG, "alpha_pattern": patterns})
+    alphas = [scaling(PREFIX + name, 1) for name in
+              ("layers.0.q_proj", "more.layers.0.q_proj", "layers.1.q_proj", "q_proj", "layers.0.v_proj", "v_proj",
+               "a_v_proj")]  # fmt: skip
+    assert alphas == [2, 3, 4, 4, 7, 6, 16]
+
+
+def test_a_new_config_knows_modules_whose_names_end_with_others():
+    """A pattern of layers.0.q would be taken for vision.layers.0.q as well"""
+    ranks = {f"{PREFIX}{m}": r for m, r in (("layers.0.q", 2), ("vision.layers.0.q", 8), ("layers.0.v", 8), ("q", 3))}
+    found = config_with(CONFIG, ranks, {m: 2.0 / r for m, r in ranks.items()})
+    assert found["rank_pattern"] == {r"vision\.layers\.0\.q": 8, r"layers\.0\.q": 2, "q": 3}
+    assert (found["r"], found["lora_alpha"], found["alpha_pattern"]) == (8, 2, {})
 
 
 @pytest.mark.parametrize("use_rslora", [False, True])
@@ -168,7 +201,7 @@ def test_a_new_config_says_every_modules_rank_and_scaling(use_rslora):
     assert found["r"] == 3
     assert list(found["rank_pattern"].values()) == [7]
     for module, scaling in scalings.items():
-        assert scaling_of(found, module, ranks[module]) == pytest.approx(scaling, rel=1e-12)
+        assert scaling_of(found)(module, ranks[module]) == pytest.approx(scaling, rel=1e-12)
 
 
 def test_saving(tmp_path):
@@ -182,7 +215,7 @@ def test_saving(tmp_path):
     result = fastagg.lora.aggregate(None, [loaded] * 2, method="fedavg", form="exact")
     fastagg.lora.save(result, tmp_path / "exact")
     new = fastagg.lora.load(tmp_path / "exact")
-    scalings = {m: scaling_of(new.config, m, 4) for m in result.ranks}
+    scalings = {m: scaling_of(new.config)(m, 4) for m in result.ranks}
     expected = dense(sd, 8.0)
     for module, update in dense(new, scalings).items():
         torch.testing.assert_close(update, expected[module])

@@ -100,9 +100,20 @@ def test_components_without_a_length_can_still_learn():
         if "lora_A" in key:
             usual = torch.cat([sd[key] for sd in clients]).norm(dim=1).square().mean().sqrt()
             torch.testing.assert_close(value.norm(dim=1), usual.expand(4), rtol=1e-3, atol=0)
-    result = fedavg(None, [adapter(2)] * 2, rank=5)
+
+
+def test_more_components_than_all_clients_have_can_learn_too():
+    """Rows of A that nobody has given: otherwise a global adapter of rank 16 would lose components for ever in a round
+    of two clients of rank 4"""
+    result, again = (fedavg(None, [adapter(2)] * 2, rank=50) for _ in range(2))
     assert apart(dense(result), dense(adapter(2))) < 1e-6
-    assert all(torch.isfinite(value).all() for value in result.values())
+    for module, (_, into) in SHAPES.items():
+        A, B = (result[f"{PREFIX}{module}.lora_{side}.weight"] for side in "AB")
+        usual = adapter(2)[f"{PREFIX}{module}.lora_A.weight"].square().sum(1).mean().sqrt()
+        torch.testing.assert_close(A[2:].norm(dim=1), usual.expand(48), rtol=1e-5, atol=0)
+        assert torch.linalg.matrix_rank(A) == into
+        assert not B[:, 2:].any()
+    assert all(torch.equal(value, again[key]) for key, value in result.items())
 
 
 def test_frozen_a_is_the_weighted_sum():
@@ -116,6 +127,40 @@ def test_frozen_a_is_the_weighted_sum():
     clients[2][f"{PREFIX}layers.0.v_proj.lora_A.weight"] += 1
     with pytest.raises(fastagg.InputError, match=r"client 2: key '.*v_proj.lora_A.weight' is not the A of the others"):
         fedavg(g, clients, form="frozen_a")
+
+
+def test_frozen_a_is_checked_in_modules_that_the_first_client_lacks():
+    g, clients = cohort(4)
+    for sd in clients:
+        sd.update({key: g[key].clone() for key in g if "lora_A" in key})
+    clients[0] = {key: value for key, value in clients[0].items() if "v_proj" not in key}
+    fedavg(None, clients, form="frozen_a")
+    clients[2][f"{PREFIX}layers.0.v_proj.lora_A.weight"] += 1
+    with pytest.raises(fastagg.InputError, match=r"client 2: key '.*v_proj.lora_A.weight' is not the A of the others"):
+        fedavg(None, clients, form="frozen_a")
+    for key in clients[0]:
+        clients[0][key] = clients[0][key] + 1
+    assert list(fedavg(None, clients, form="frozen_a", on_bad_client="drop").dropped) == [0, 2]
+
+
+@pytest.mark.parametrize("ratio", [1e3, 1e6, 1e9])
+def test_it_does_not_matter_how_an_update_is_shared_by_its_factors(ratio):
+    """1e-6 A and 1e6 B are the same update"""
+    clients = [adapter(4, seed=k, dtype=torch.float64) for k in range(3)]
+    odd = {key: value * (ratio if "lora_B" in key else 1 / ratio) for key, value in clients[1].items()}
+    for rank in (2, 12):
+        result, expected = fedavg(None, [clients[0], odd, clients[2]], rank=rank), fedavg(None, clients, rank=rank)
+        assert apart(dense(result), dense(expected)) < 1e-9
+        for module, left in expected.truncation.items():
+            assert result.truncation[module] == pytest.approx(left, rel=1e-9, abs=1e-12)
+
+
+def test_factors_that_are_zero():
+    clients = [{key: torch.zeros_like(value) for key, value in adapter(3).items()} for _ in range(2)]
+    for form in ("rank", "exact", "separate"):
+        result = fedavg(None, clients, form=form)
+        assert not any(value.any() for value in result.values())
+        assert set(result.truncation.values()) == {0.0}
 
 
 def test_separate_is_fedavg_of_the_tensors():
@@ -171,6 +216,16 @@ def test_modules_that_clients_do_not_have_are_the_global_ones():
     alone = fedavg(None, gone, form="exact")
     zero = {key: torch.zeros_like(value) for key, value in g.items()}
     assert apart(dense(alone), mixed([{**zero, **sd} for sd in gone], SHARES)) < 1e-6
+
+
+def test_a_module_that_nobody_who_counts_has_is_no_update():
+    """And of a rank that PEFT takes"""
+    _, clients = cohort(3)
+    clients[0] = {key: value for key, value in clients[0].items() if "layers.1" not in key}
+    for form in ("exact", "rank", "separate"):
+        result = fastagg.lora.aggregate(None, clients, [1, 0, 0], method="fedavg", form=form)
+        assert result.ranks[PREFIX + "layers.1.q_proj"] == 4
+        assert not result[PREFIX + "layers.1.q_proj.lora_B.weight"].any()
 
 
 def test_plain_tensors_are_averaged():

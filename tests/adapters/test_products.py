@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -122,6 +125,24 @@ def test_any_number_of_threads_gives_the_same_bits():
         assert all(torch.equal(value, other[key]) for key, value in results[0].items())
 
 
+def test_rounds_at_the_same_time_leave_the_number_of_threads_alone():
+    g, clients = cohort(6)
+    torch.set_num_threads(2)
+    expected, found = fastagg.lora.aggregate(g, clients), []
+
+    def rounds():
+        found.extend(fastagg.lora.aggregate(g, clients) for _ in range(4))
+
+    threads = [threading.Thread(target=rounds) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(result[key], value) for result in found for key, value in expected.items())
+    with ThreadPoolExecutor(1) as pool:
+        assert [len(found), torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [16, 2, 2]
+
+
 def test_the_order_of_clients_does_not_change_the_bits():
     g, clients = cohort(5)
     order, ids = [3, 0, 4, 2, 1], list("abcde")
@@ -131,3 +152,17 @@ def test_the_order_of_clients_does_not_change_the_bits():
     )
     assert all(torch.equal(value, other[key]) for key, value in one.items())
     assert torch.equal(one.weights[order], other.weights)
+
+
+def test_nor_does_it_change_the_form_of_the_result():
+    """Dtype, scaling and config are those of the first client of the largest rank, by its id"""
+    sds = [adapter(rank, seed=seed, dtype=dtype) for seed, (rank, dtype) in enumerate(
+        ((4, torch.float32), (6, torch.float32), (6, torch.bfloat16), (6, torch.float16)))]  # fmt: skip
+    clients = [fastagg.lora.Adapter(sd, {"lora_alpha": 8 + k}) for k, sd in enumerate(sds)]
+    order, ids = [3, 2, 0, 1], list("dbca")
+    one = fastagg.lora.aggregate(None, clients, client_ids=ids)
+    other = fastagg.lora.aggregate(None, [clients[k] for k in order], client_ids=[ids[k] for k in order])
+    assert {value.dtype for value in one.values()} == {torch.float16}
+    assert all(torch.equal(value, other[key]) and value.dtype == other[key].dtype for key, value in one.items())
+    assert (one.config, one.scaling) == (other.config, other.scaling)
+    assert one.config["lora_alpha"] == 11

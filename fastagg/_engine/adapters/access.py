@@ -157,6 +157,19 @@ class InAdapters:
     def deliver(self, result: Result | Results) -> None:
         pass
 
+    def new_bytes(self, table: Table) -> int:
+        """Of a new adapter, at most: that of exact factors depends on which clients have a weight"""
+        assert isinstance(table, AdapterTable)
+        n = len(table.names)
+        size = int(table.layout.bytes[n:].sum())
+        for t, like in enumerate(table.like):
+            ranks = {id(f): f.rank for f in (client[t] for client in table.clients) if isinstance(f, Factors)}
+            rank = self.rank or like.rank
+            if self.form != "rank":
+                rank = (sum if self.form == "exact" else max)(ranks.values()) if ranks else like.rank
+            size += rank * (like.A.nbytes + like.B.nbytes) // like.rank
+        return size
+
     def _reading(self, what: str, table: AdapterTable) -> Callable[[int, int], None] | None:
         self.passes, self.bytes_read = self.passes + 1, self.bytes_read + table.bytes
         if self.progress is None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from fastagg._engine import table as tables
 from fastagg._engine.adapters.factors import Factors
@@ -20,6 +20,7 @@ from fastagg._engine.adapters.peft import BIAS, Names, Parsed, Scaling, parse
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.table import Layers, Params, StateDict, Table
 
+CENTER = -1  # the position of the global adapter among the clients
 ENDING = ".lora"  # what the entry of a module is called, after the module
 Dims = dict[str, tuple[int, int]]  # by module: out, in
 
@@ -32,11 +33,17 @@ class AdapterTable(Table):
     names    of each module's factors in a new adapter
     like     whose form new factors have: dtype, scaling and, by default, the rank
     config   of new adapters
+    among    the table of some of the clients, as if there had been no others
     """
 
     names: tuple[Names, ...] = ()
     like: tuple[Factors, ...] = ()
     config: Mapping[str, Any] | None = None
+    among: Callable[[Sequence[int]], AdapterTable] | None = None
+
+    def of_round(self, order: Sequence[int]) -> Table:
+        assert self.among is not None
+        return self.among(order)
 
     @property
     def modules(self) -> list[str]:
@@ -93,13 +100,18 @@ def build(
         except InputError as error:
             parsed.append(leave_out(k, error))
     fit = [p for p in parsed if isinstance(p, Parsed)]
-    dims, shared = _dims(center, fit), center if center.factors else fit[0]
-    for k, p in enumerate(parsed):
-        if isinstance(p, Parsed) and (fault := _fault(p, dims, shared if form == "frozen_a" else None)):
+    dims = _dims(center, fit)
+    faults = [_fault(p, dims) if isinstance(p, Parsed) else "" for p in parsed]
+    if form == "frozen_a":
+        good = {k: p for k, p in enumerate(parsed) if isinstance(p, Parsed) and not faults[k]}
+        shared = _shared(center, list(good.values()))
+        faults = [_not_shared(good[k], shared) if k in good else fault for k, fault in enumerate(faults)]
+    for k, fault in enumerate(faults):
+        if fault:
             parsed[k] = leave_out(k, InputError(fault))
-    if scaling is None:
-        _check_scalings([p for p in (center, *parsed) if isinstance(p, Parsed) and p.factors])
-    _check_biases([p for p in (center, *parsed) if isinstance(p, Parsed)])
+    for found in (_unscaled, _biased) if scaling is None else (_biased,):
+        for k, fault in found(center, parsed).items():
+            parsed[k] = leave_out(k, InputError(fault))
     plain = [{**center.plain, **p.plain} if isinstance(p, Parsed) else p for p in parsed]
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
@@ -107,9 +119,14 @@ def build(
         hints=all(isinstance(p, Parsed) and p.plain and p.plain.keys() >= center.plain.keys() for p in parsed),
     )  # fmt: skip
     clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
-    modules = sorted(m for m in dims if any(m in p.factors for p in (center, *clients)))
-    made = _with_modules(table, modules, dims, center, clients, tables.parameter_names(params), layers)
-    return _who_has_what(made, clients) if partial else made
+
+    def among(some: Sequence[int]) -> AdapterTable:
+        those, part = [clients[k] for k in some], table if list(some) == list(range(table.K)) else table.part(some)
+        modules = sorted(m for m in dims if any(m in p.factors for p in (center, *those)))
+        made = _with_modules(part, modules, dims, center, those, tables.parameter_names(params), layers)
+        return dataclasses.replace(_who_has_what(made, those) if partial else made, among=among)
+
+    return among(range(table.K))
 
 
 def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
@@ -127,8 +144,8 @@ def _size(f: Factors) -> tuple[int, int]:
     return len(f.B), f.A.shape[1]
 
 
-def _fault(client: Parsed, dims: Dims, shared: Parsed | None) -> str:
-    """What is wrong with a client's modules; empty if nothing is. shared: whose A all must have"""
+def _fault(client: Parsed, dims: Dims) -> str:
+    """What is wrong with a client's modules; empty if nothing is"""
     if not client.factors and not client.plain:
         return "it has no tensors"
     for m, f in client.factors.items():
@@ -136,25 +153,75 @@ def _fault(client: Parsed, dims: Dims, shared: Parsed | None) -> str:
             return f"module {m!r} is not in the global adapter"
         if _size(f) != dims[m]:
             return f"module {m!r} is {' x '.join(map(str, _size(f)))}, expected {' x '.join(map(str, dims[m]))}"
-        if shared is not None and m in shared.factors and not torch.equal(shared.factors[m].A, f.A):
+    return ""
+
+
+def _shared(center: Parsed, clients: Sequence[Parsed]) -> dict[str, Tensor]:
+    """The A of each module: the global adapter's or, if it has no modules, that which most clients have"""
+    if center.factors:
+        return {m: f.A for m, f in center.factors.items()}
+    found: dict[str, list[list[Tensor]]] = {}  # by module, lists of those that are the same
+    for m, f in (item for client in clients for item in client.factors.items()):
+        alike = found.setdefault(m, [])
+        same = next((some for some in alike if _same(some[0], f.A)), None)
+        if same is None:
+            alike.append(same := [])
+        same.append(f.A)
+    return {m: max(alike, key=len)[0] for m, alike in found.items()}
+
+
+def _not_shared(client: Parsed, shared: Mapping[str, Tensor]) -> str:
+    for m, f in client.factors.items():
+        if not _same(shared[m], f.A):
             return f"key {client.names[m].A!r} is not the A of the others, which form='frozen_a' expects"
     return ""
 
 
-def _check_scalings(given: Sequence[Parsed]) -> None:
-    """Of adapters without a config the scaling is not known: it makes no difference while all ranks are equal"""
-    ranks = {f.rank for p in given if p.config is None for f in p.factors.values()}
-    if len(ranks) > 1 or (ranks and any(p.config is not None for p in given)):
-        raise InputError(
-            f"adapters of rank {' and '.join(map(str, sorted(ranks)))} come without a config that says how B A is "
-            "scaled: pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r"
-        )
+def _same(A: Tensor, other: Tensor) -> bool:
+    return A.shape == other.shape and A.device == other.device and bool((other == A).all())
 
 
-def _check_biases(given: Sequence[Parsed]) -> None:
-    for key in (key for p in given for key in p.plain if BIAS.fullmatch(key)):
-        if len({f.scaling for p in given for f in p.factors.values()}) > 1:
-            raise InputError(f"key {key!r} (lora_bias) is multiplied by each adapter's scaling, and these differ")
+def _unscaled(center: Parsed, clients: Sequence[Parsed | InputError]) -> dict[int, str]:
+    """Clients of which it is not known how their B A is scaled next to that of most others, as some come without a
+    config. It makes no difference while all ranks are equal."""
+    kinds = {
+        k: () if p.config is not None else tuple(sorted({f.rank for f in p.factors.values()}))
+        for k, p in _with_factors(center, clients).items()
+    }
+    ranks = sorted({rank for kind in kinds.values() for rank in kind})
+    return _unusual(
+        kinds,
+        f"adapters of rank {' and '.join(map(str, ranks))} come without a config that says how B A is scaled: "
+        "pass fastagg.lora.Adapter(state_dict, config), or scaling=lambda r: alpha / r",
+    )
+
+
+def _biased(center: Parsed, clients: Sequence[Parsed | InputError]) -> dict[int, str]:
+    """Clients with another scaling than most, where biases are multiplied by it"""
+    given = _with_factors(center, clients)
+    key = next((key for p in given.values() for key in p.plain if BIAS.fullmatch(key)), None)
+    if key is None:
+        return {}
+    return _unusual(
+        {k: tuple(sorted({f.scaling for f in p.factors.values()})) for k, p in given.items()},
+        f"key {key!r} (lora_bias) is multiplied by each adapter's scaling, and these differ",
+    )
+
+
+def _with_factors(center: Parsed, clients: Sequence[Parsed | InputError]) -> dict[int, Parsed]:
+    return {k: p for k, p in enumerate((center, *clients), CENTER) if isinstance(p, Parsed) and p.factors}
+
+
+def _unusual(kinds: Mapping[int, tuple], fault: str) -> dict[int, str]:
+    """The clients of another kind than most adapters, at fault. Where there is no such kind, of at most one element, or
+    the global adapter is of another, it is nobody's."""
+    if not kinds:
+        return {}
+    usual, count = Counter(kinds.values()).most_common(1)[0]
+    odd = [k for k, kind in kinds.items() if kind != usual]
+    if len(usual) > 1 or (odd and 2 * count <= len(kinds)) or CENTER in odd:
+        raise InputError(fault)
+    return dict.fromkeys(odd, fault)
 
 
 def _with_modules(

@@ -59,21 +59,21 @@ class Core:
 
     def gram(self) -> Tensor:
         """<g, g>, <g, d_k> and <d_i, d_j>: [K+1, K+1]"""
-        r, at = _rank(self.center), _rank(self.center)
-        left, more, right, of = list(range(r)), [-1] * r, list(range(r)), [0] * r
-        for k, width in enumerate(self.widths, 1):
-            if not width:
-                continue
-            rows = range(at, at + width)
-            left += [*rows, *rows[:r]]  # B_k = (B_k - B_g) + B_g, and B_k - B_g
-            more += [*range(r), *[-1] * (width - r), *[-1] * r]
-            right += [*rows, *range(r)]  # A_k - A_g, and A_g
-            of += [k] * (width + r)
-            at += width
-        products = _rows_of(self.A, right) * _rows_of(self.B, left, more)
-        K, member = len(self.widths), torch.tensor(of, dtype=torch.int64)
-        sums = torch.zeros(K + 1, len(of), dtype=torch.float64).index_add_(0, member, products)
-        gram = torch.zeros(K + 1, K + 1, dtype=torch.float64).index_add_(1, member, sums)  # NaN stays where it is
+        r, K = _rank(self.center), len(self.widths)
+        client = _index([0] * r + [k for k, width in enumerate(self.widths, 1) for _ in range(width)])
+        if not r:
+            return self.unit**2 * _sums(self.A * self.B, client, client, K + 1)
+        # which row of the center each is less by; r: none
+        less = _index([r] * r + [min(i, r) for width in self.widths for i in range(width)])
+        center = torch.nn.functional.pad(self.B[:r], (0, 0, 0, 1))
+        more = center[less]
+        whole = self.B + more + more.T + torch.nn.functional.pad(center[:, :r], (0, 1))[less][:, less]
+        gram = _sums(whole.mul_(self.A), client, client, K + 1)  # B_i (A_i - A_g) with B_j (A_j - A_g)
+        some = less < r
+        less, of = less[some], client[some]
+        part = more.add_(self.B)[:, some].mul_(self.A[:, less])  # B_i (A_i - A_g) with (B_j - B_g) A_g
+        both = _sums(part, client, of, K + 1)
+        gram += both + both.T + _sums(self.B[some][:, some].mul_(self.A[less][:, less]), of, of, K + 1)
         return self.unit**2 * (gram + gram.T) / 2
 
     def of(self, factors: Sequence[Factors]) -> Core | None:
@@ -141,7 +141,8 @@ def chunks(
                 torch.sub(rows[:, piece], x[:r], out=into)
             else:
                 into[:rank] = rows[:, piece]
-                into[:rank] *= ratio
+                if ratio != 1:
+                    into[:rank] *= ratio
                 into[rank:] = 0
                 into[:r] -= x[:r]
             at += width
@@ -162,17 +163,27 @@ def _products(
     return found.triu() + found.triu(1).T
 
 
+def _sums(products: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
+    """[n, n]: of the products of rows and columns with such numbers. NaN stays where it is"""
+    found = torch.zeros(n, len(columns), dtype=torch.float64).index_add_(0, rows, products)
+    return torch.zeros(n, n, dtype=torch.float64).index_add_(1, columns, found)
+
+
 def _rows_of(products: Tensor, rows: Sequence[int], more: Sequence[int] = ()) -> Tensor:
     """Products of rows[i] + more[i], where -1 is a row of zeros"""
     P = len(products)
     padded = torch.zeros(P + 1, P + 1, dtype=torch.float64)
     padded[:P, :P] = products
-    first = torch.tensor(rows, dtype=torch.int64) % (P + 1)
+    first = _index(rows) % (P + 1)
     if not any(i >= 0 for i in more):
         return padded[first][:, first]
-    second = torch.tensor(more, dtype=torch.int64) % (P + 1)
+    second = _index(more) % (P + 1)
     half = padded[first] + padded[second]
     return half[:, first] + half[:, second]
+
+
+def _index(rows: Sequence[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _rank(factors: Factors | None) -> int:

@@ -48,15 +48,15 @@ def new_factors(
     core   products that are known
     """
     ratios = [w * f.scaling / like.scaling for f, w in zip(factors, weights, strict=True)]
+    if not factors and form in ("rank", "exact"):  # of rank 0, PEFT takes none
+        return _rounded(like.A.clone(), torch.zeros_like(like.B), like)
     if form == "rank":
-        if not factors:
-            return _rounded(like.A.clone(), torch.zeros_like(like.B), like)
         found = truncated(factors, weights, rank, None if core is None else core.of(factors))
         return None if found is None else _rounded(found.A, found.B / like.scaling, like, found.left)
     if form == "exact":
-        A = torch.cat([like.A[:0], *(f.A.to(like.A.dtype) for f in factors)])
+        A = torch.cat([f.A.to(like.A.dtype) for f in factors])
         B = [(f.B.double() * ratio).to(like.B.dtype) for f, ratio in zip(factors, ratios, strict=True)]
-        return _rounded(A, torch.cat([like.B[:, :0], *B], 1), like)
+        return _rounded(A, torch.cat(B, 1), like)
     B = _mean([f.B for f in factors], ratios, (len(like.B), rank), like.B)
     if form == "frozen_a":
         return _rounded(like.A.clone(), B, like)

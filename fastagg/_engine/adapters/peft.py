@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ KEY = re.compile(r"(.+)\.(?:lora_([AB])(?:\.[^.]+)?\.weight|lora_embedding_([AB]
 DORA = "the weights of DoRA are scaled column by column after B A is added, so B A is not its update"
 OTHERS = {"lora_magnitude_vector": DORA, "lora_E": "AdaLoRA multiplies with it between B and A"}
 BIAS = re.compile(r".+\.lora_B(?:\.[^.]+)?\.bias")  # of lora_bias: a plain tensor, which is scaled as B is
-NAME = re.compile(r"[\w.\\-]+")  # of a module, maybe escaped
+NAME = re.compile(r"\^?(?:[\w.-]|\\[^\w\s])+\$?")  # of a module, maybe escaped, maybe the whole name
 PREFIX = "base_model.model."
 
 Scaling = float | Callable[[int], float] | None  # of all modules; or from the rank
@@ -87,20 +88,21 @@ def parse(adapter: Any, scaling: Scaling, who: str) -> Parsed:
         other = pairs.setdefault(found[1], {}).setdefault(found[2] or found[3], key)
         if other != key:
             raise InputError(f"{who}: {other!r} and {key!r} are two adapters of one module; pass one of them")
+    scaled = scaling_of(config) if config is not None else lambda _, rank: _given(scaling, rank)
     factors, names = {}, {}
     for module, pair in pairs.items():
-        factors[module], names[module] = _pair(adapter, module, pair, config, scaling, who)
+        factors[module], names[module] = _pair(adapter, module, pair, scaled, who)
     return Parsed(factors, names, plain, config)
 
 
 def _pair(
-    adapter: Mapping, module: str, pair: dict[str, str], config: Any, scaling: Scaling, who: str
+    adapter: Mapping, module: str, pair: dict[str, str], scaled: Callable[[str, int], float], who: str
 ) -> tuple[Factors, Names]:
     for side, other in ("AB", "BA"):
         if side not in pair:
             raise InputError(f"{who}: key {pair[other]!r} has no counterpart lora_{side}")
     A, B = (_tensor(adapter[pair[side]], who, pair[side]) for side in "AB")
-    if A.dim() < 2 or B.dim() < 2 or B.shape[1] != A.shape[0] or not A.shape[0] or math.prod(B.shape[2:]) != 1:
+    if min(A.dim(), B.dim()) < 2 or B.shape[1] != A.shape[0] or not A.numel() * len(B) or math.prod(B.shape[2:]) != 1:
         raise InputError(
             f"{who}: {pair['A']!r} of shape {tuple(A.shape)} and {pair['B']!r} of shape {tuple(B.shape)} are no "
             "factors B A of one rank"
@@ -108,7 +110,7 @@ def _pair(
     if A.device != B.device:
         raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
     rank = len(A)
-    s = scaling_of(config, module, rank) if config is not None else _given(scaling, rank)
+    s = scaled(module, rank)
     if s == 0 or not math.isfinite(s):
         raise InputError(f"{who}: the scaling of module {module!r} is {s}, which leaves nothing of its update")
     as_numpy = not isinstance(adapter[pair["A"]], torch.Tensor)
@@ -140,21 +142,36 @@ def check_config(config: Any, who: str) -> None:
     if config.get("target_parameters"):
         raise InputError(f"{who}: target_parameters: adapters of parameters (experts) are no single products B A")
     alphas = [config.get("lora_alpha"), *_pattern(config, "alpha_pattern").values()]
-    if not all(isinstance(a, int | float) and not isinstance(a, bool) and math.isfinite(a) for a in alphas):
-        raise InputError(f"{who}: lora_alpha is {alphas[0]!r}, expected a number")
+    for alpha in alphas:
+        if not _is_number(alpha):
+            raise InputError(f"{who}: lora_alpha is {repr(alpha)[:80]}, expected a number")
     for pattern in _pattern(config, "alpha_pattern"):  # a stranger's regular expression may take for ever
-        if not NAME.fullmatch(pattern):
+        if not isinstance(pattern, str) or not NAME.fullmatch(pattern):
             raise InputError(f"{who}: alpha_pattern has {pattern!r}; only names of modules are understood")
 
 
-def scaling_of(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """alpha / r, or alpha / sqrt(r) of rsLoRA; alpha_pattern has modules' own alpha"""
-    alpha = float(config["lora_alpha"])
-    for pattern, value in _pattern(config, "alpha_pattern").items():
-        if _fits(pattern, module):
-            alpha = float(value)
-            break
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
+
+
+def scaling_of(config: Mapping[str, Any]) -> Callable[[str, int], float]:
+    """By module and rank: alpha / r, or alpha / sqrt(r) of rsLoRA. alpha_pattern has modules' own alpha, by their names
+    or what these end with; the first that fits counts, as in PEFT."""
+    usual, root = float(config["lora_alpha"]), bool(config.get("use_rslora"))
+    own: dict[str, tuple[int, float]] = {}  # by name, and by ^name if it is the whole name
+    for at, (pattern, value) in enumerate(_pattern(config, "alpha_pattern").items()):
+        name = pattern.removesuffix("$").replace("\\", "")
+        own.setdefault(name, (at, float(value)))
+
+    def scaling(module: str, rank: int) -> float:
+        name = module.removeprefix(PREFIX)
+        found = [own[end] for end in (f"^{name}", name, *_ends(name)) if end in own]
+        return min(found, default=(0, usual))[1] / (math.sqrt(rank) if root else rank)
+
+    return scaling
 
 
 def config_with(config: Mapping[str, Any], ranks: Mapping[str, int], scalings: Mapping[str, float]) -> dict[str, Any]:
@@ -164,31 +181,31 @@ def config_with(config: Mapping[str, Any], ranks: Mapping[str, int], scalings: M
     rs = bool(config.get("use_rslora"))
     alphas = {m: scalings[m] * (math.sqrt(r) if rs else r) for m, r in ranks.items()}
     alphas = {m: round(a) if math.isclose(a, round(a), rel_tol=1e-12) else a for m, a in alphas.items()}
-    r, alpha = _usual(ranks.values()), _usual(alphas.values())
+    [(r, _)], [(alpha, _)] = (Counter(values.values()).most_common(1) for values in (ranks, alphas))
     return {
         **config,
         "r": r,
         "lora_alpha": alpha,
-        "rank_pattern": {_escaped(m): value for m, value in ranks.items() if value != r},
-        "alpha_pattern": {_escaped(m): value for m, value in alphas.items() if value != alpha},
+        "rank_pattern": _exceptions(ranks, r),
+        "alpha_pattern": _exceptions(alphas, alpha),
     }
 
 
-def _usual(values: Any) -> Any:
-    values = list(values)
-    return max(values, key=lambda value: (values.count(value), -values.index(value)))
+def _exceptions(values: Mapping[str, Any], usual: Any) -> dict[str, Any]:
+    """The modules that have another value than the usual one, as a pattern of PEFT, which takes the first that fits: a
+    longer name comes before the one that it ends with, and has to be there if that one is"""
+    names = {module.removeprefix(PREFIX): value for module, value in values.items()}
+    odd = {name for name, value in names.items() if value != usual}
+    some = [name for name in names if name in odd or any(end in odd for end in _ends(name))]
+    return {re.escape(name): names[name] for name in sorted(some, key=len, reverse=True)}
 
 
-def _escaped(module: str) -> str:
-    return re.escape(module.removeprefix(PREFIX))
+def _ends(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name)
     return found if isinstance(found, Mapping) else {}
-
-
-def _fits(pattern: str, module: str) -> bool:
-    """As PEFT understands the keys of alpha_pattern: a module's name, or what it ends with"""
-    name, module = pattern.replace("\\", ""), module.removeprefix(PREFIX)
-    return module == name or module.endswith(f".{name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -10,6 +11,7 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+_starting = threading.Lock()
 
 
 def side_by_side(
@@ -26,12 +28,33 @@ def side_by_side(
                 said(len(found), len(items))
         return found
 
-    if device.type != "cpu":
+    if device.type != "cpu" or not items:
         return listed(map(work, items))
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(max(min(threads, len(items)), 1), initializer=torch.set_num_threads, initargs=(1,))
+    pool = _started(len(items))
     try:
         return listed(pool.map(work, items))
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # also what threads to come will have
+
+
+def _started(most: int) -> ThreadPoolExecutor:
+    """As many threads as torch has here, on each of which it has one. torch takes that for what all threads to come are
+    to have, too, so it is told otherwise before anything else happens."""
+    with _starting:
+        threads = torch.get_num_threads()
+        many = min(threads, most)
+        pool, here = ThreadPoolExecutor(many, initializer=_one_thread), threading.Barrier(many)
+        try:
+            list(pool.map(lambda _: here.wait(), range(many)))
+        except BaseException:
+            here.abort()
+            pool.shutdown(cancel_futures=True)
+            raise
+        finally:
+            torch.set_num_threads(threads)
+    return pool
+
+
+def _one_thread() -> None:
+    torch.get_num_threads()  # a thread's first call sets them to what is usual: not later
+    torch.set_num_threads(1)

@@ -1,8 +1,9 @@
 """The best factors of a given rank for a weighted sum of updates, from small matrices.
 
-The sum is S = C R, where C has the weighted columns of all B beside each other and R the rows of all A below each
-other. With R R' = V L V' and N = C V sqrt(L), the singular values of S are those of N, whose N' N is small too. A
-product of Grams knows singular values to 1e-8 of the largest: less than the factors' own float32 tells.
+The sum is S = C R, where R has the rows of all A below each other, each divided by its length, and C the weighted
+columns of all B beside each other, times these lengths. With R R' = V L V' and N = C V sqrt(L), the singular values of
+S are those of N, whose N' N is small too. A product of Grams knows singular values to 1e-8 of the largest: less than
+the factors' own float32 tells. Lengths are in C, or one client with long A and short B would blur all the others.
 """
 
 from __future__ import annotations
@@ -31,44 +32,61 @@ class Truncated(NamedTuple):
     left: float
 
 
+class Small(NamedTuple):
+    """B and A of Truncated as combinations of the columns of all B and the rows of all A, but for their signs: at most
+    [r, P]. length: of a row of all A, on average"""
+
+    of_B: Tensor
+    of_A: Tensor
+    left: float
+    length: Tensor
+
+
 def truncated(
     factors: Sequence[Factors], weights: Sequence[float], rank: int, known: Core | None = None
 ) -> Truncated | None:
     """sum_k weights_k scaling_k B_k A_k, of this rank; None if it is not finite.
 
-    Where the sum has fewer components, B is filled up with columns of zeros, beside rows of A that may still learn:
-    directions of the A given, as long as they are on average.
+    Where the sum has fewer components, B is filled up with columns of zeros, beside rows of A that may still learn, as
+    long as those given are on average: directions of these and, if they have too few, random ones, always the same.
 
     known   the products of these factors, if they have been computed
     """
     core = known or core_of(None, factors)
-    ratios = [f.scaling / core.unit * w for f, w in zip(factors, weights, strict=True)]
-    of_rows = torch.tensor(
-        [w * core.unit for f, w in zip(factors, weights, strict=True) for _ in range(f.rank)], dtype=torch.float64
-    )
-    columns = of_rows[:, None] * core.B * of_rows  # C'C
-    if not bool(torch.isfinite(core.A).all() and torch.isfinite(columns).all()):
+    small = combinations(core, [w for f, w in zip(factors, weights, strict=True) for _ in range(f.rank)], rank)
+    if small is None:
         return None
-    spread, basis = torch.linalg.eigh(core.A)
+    A = combined([f.A for f in factors], [1.0] * len(factors), small.of_A)
+    B = combined([f.B.T for f in factors], [f.scaling for f in factors], small.of_B)
+    if missing := rank - len(A):
+        more = torch.randn(missing, A.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        A = torch.cat([A, (small.length * more / more.norm(dim=1, keepdim=True)).to(A.device)])
+        B = torch.nn.functional.pad(B, (0, 0, 0, missing))
+    largest = A.gather(1, A.abs().argmax(1, keepdim=True))
+    sign = torch.where(largest < 0, -1.0, 1.0)
+    return Truncated((B * sign).T, A * sign, small.left)
+
+
+def combinations(core: Core, weights: Sequence[float], rank: int) -> Small | None:
+    """From products of factors without a center, each row of which has a weight; None if they are not finite"""
+    length = core.A.diagonal().sqrt()
+    length = torch.where(length > 0, length, 1.0)
+    columns = core.unit * length * torch.tensor(weights, dtype=torch.float64)
+    products = columns[:, None] * core.B * columns  # C'C
+    if not bool(torch.isfinite(core.A).all() and torch.isfinite(products).all()):
+        return None
+    spread, basis = torch.linalg.eigh(core.A / length[:, None] / length)
     kept = spread > EPSILON * len(spread) * spread[-1].clamp(min=0)
     spread, basis = spread[kept].sqrt(), basis[:, kept]
-    small = spread[:, None] * (basis.T @ columns @ basis) * spread  # N'N
-    squares, turn = torch.linalg.eigh(small)
+    squares, turn = torch.linalg.eigh(spread[:, None] * (basis.T @ products @ basis) * spread)  # of N'N
     squares, turn = squares.flip(0).clamp(min=0), turn.flip(1)
-    squares[squares <= EPSILON * len(squares) * squares[:1].max()] = 0
+    squares = torch.where(squares > EPSILON * len(squares) * squares[:1], squares, 0.0)
     left = float((squares[rank:].sum() / squares.sum()).sqrt()) if len(squares) and squares[0] > 0 else 0.0
 
     squares, turn = squares[:rank], turn[:, :rank]
-    lengths = squares.sqrt()
-    carries = lengths > 0
+    long = squares.sqrt()
+    carries = long > 0
     usual = (core.A.trace() / max(len(core.A), 1)).sqrt()
-    of_A = torch.where(carries, lengths.sqrt(), usual)
-    of_B = torch.where(carries, 1 / torch.where(carries, lengths, 1.0).sqrt(), 0.0)
-    missing = rank - len(squares)
-    by_A = torch.nn.functional.pad((of_A * turn / spread[:, None]).T @ basis.T, (0, 0, 0, missing))
-    by_B = torch.nn.functional.pad((of_B * turn * spread[:, None]).T @ basis.T, (0, 0, 0, missing))
-    A = combined([f.A for f in factors], [1.0] * len(factors), by_A)
-    B = combined([f.B.T for f in factors], [r * core.unit for r in ratios], by_B)
-    largest = A.gather(1, A.abs().argmax(1, keepdim=True))
-    sign = torch.where(largest < 0, -1.0, 1.0)
-    return Truncated((B * sign).T, A * sign, left)
+    of_A = torch.where(carries, long.sqrt(), usual) * turn / spread[:, None]
+    of_B = torch.where(carries, 1 / torch.where(carries, long, 1.0).sqrt(), 0.0) * turn * spread[:, None]
+    return Small(of_B.T @ basis.T * columns / core.unit, of_A.T @ basis.T / length, left, usual)

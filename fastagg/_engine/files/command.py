@@ -201,7 +201,7 @@ def _plan_text(job: Job) -> str:
         f"model   {plan['tensors']} tensors in {plan['layers']} layers, {_size(plan['model_bytes'])}",
         f"read    {_size(read)}: {_size(plan['client_bytes'])} of clients, {plan['passes']} x, in "
         f"{' and '.join(map(str, plan['slabs']))} piece{'s' * (plan['slabs'] != [1])}",
-        f"write   {plan['models_written']} x {_size(plan['model_bytes'])} in {plan['shards']} "
+        f"write   {plan['models_written']} x {_size(plan['new_bytes'])} in {plan['shards']} "
         f"file{'s' * (plan['shards'] != 1)} to {plan['out']}",
     ]
     return "\n".join(lines)

@@ -250,16 +250,18 @@ class Job:
         server = self.server
         dropped: dict[int, str] = {}
         with naming_files(self.models):
-            build = tables.build if self.form is None else InAdapters(self.form, self.rank).build
-            table = build(
+            adapters = None if self.form is None else InAdapters(self.form, self.rank)
+            table = (tables.build if adapters is None else adapters.build)(
                 g, clients, **self._form, client_ids=self.ids, bad=dropped if server.on_bad_client == "drop" else None
             )
-        passes = forming.passes(server, table, (InFiles if self.form is None else InAdapters).pass_cost, self.inputs)
+        passes = forming.passes(server, table, (adapters or InFiles).pass_cost, self.inputs)
         written = len(self.ids) if server.produces == "personalised" else 1
         return {
             "method": server.name, "clients": [name for k, name in enumerate(self.ids) if k not in dropped],
             "tensors": table.T, "layers": len(table.layout.layers),
-            "model_bytes": self.shape_of.bytes, "client_bytes": sum(c.bytes for c in self.clients),
+            "model_bytes": self.shape_of.bytes,
+            "new_bytes": self.shape_of.bytes if adapters is None else adapters.new_bytes(table),
+            "client_bytes": sum(c.bytes for c in self.clients),
             "passes": len(passes), "models_written": written, "out": str(self.target.path),
             "slabs": [self._slabs(kind, table, written) if self.form is None else 1 for kind in passes],
             "shards": len(shards_of(parts_of(table), self.shard_size)) if self.form is None else 1,

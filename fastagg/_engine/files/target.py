@@ -190,9 +190,14 @@ class RoundFiles:
             metadata = self.metadata(model.weights.numpy(), model.layers, found.dropped)
             writer.complete(stem, metadata)
             ready.append((stem, writer))
+        beside = []
         for name, content in target.beside.items():
-            atomic.write(target.folder / name, content)
+            with atomic.prepared(target.folder / name) as (new, file):
+                file.write(content)
+            beside.append(new)
         self.begun = True
+        for new in beside:
+            atomic.put(new)
         paths = {stem: writer.place() for stem, writer in ready}
         if target.produces == "clusters":
             assert isinstance(found, Results)
