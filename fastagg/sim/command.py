@@ -193,11 +193,8 @@ def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) 
 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
     """The configuration of `method`, a name with options perhaps: fedawa:steps=5,reg=euc"""
-    name, more = config.name_and_options(method)
-    options = dict(values.get("options", {}))
-    for text in filter(None, more.split(",")):
-        options |= key_value(text)
-    return config.from_dict(values | {"method": name, "options": options, "seed": seed})
+    name, options = config.with_options(method)
+    return config.from_dict(values | {"method": name, "options": {**values.get("options", {}), **options}, "seed": seed})
 
 
 def speed(groups: dict[str, list]) -> list[str]:
