@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -214,6 +215,8 @@ def in_child(theirs: Connection) -> None:
                 theirs.send(("end", None))
         except (ValueError, TypeError, OSError, ImportError) as error:
             theirs.send(("error", error))
+        except Exception:  # of the user's code: its class may not be sent, and where it was raised matters
+            theirs.send(("error", RuntimeError(f"a run in another process failed: {traceback.format_exc()}")))
 
 
 def listen(theirs: Connection, given: queue.SimpleQueue, busy: threading.Lock) -> None:
