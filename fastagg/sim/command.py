@@ -172,6 +172,9 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
 def grid_of(given: Any) -> dict[str, list[Any]]:
     """--grid alpha=0.1,0.5 --grid epochs=1,3, or a table of a TOML file"""
     if isinstance(given, list):
+        for text in given:
+            if "=" not in text:
+                raise ValueError(f"--grid {text}: expected an option with values, as alpha=0.1,0.5")
         pairs = [text.partition("=") for text in given]
         given = {key.replace("-", "_"): [parse(value) for value in values.split(",")] for key, _, values in pairs}
     if not isinstance(given, dict) or not all(isinstance(values, list) and values for values in given.values()):
