@@ -173,6 +173,8 @@ def test_callbacks_see_every_round(digits):
     seen = []
     run = fastagg.sim.simulate(make_net, digits, callbacks=[lambda record, o: seen.append((o.label, record))], **SMALL)
     assert seen == [("fedavg", record) for record in run.records[1:]]
+    fastagg.sim.simulate(make_net, digits, callbacks=lambda record, o: seen.append(record["round"]), **SMALL)
+    assert seen[-2:] == [1, 2]
 
 
 def test_unknown_options_are_named(digits):
@@ -273,6 +275,32 @@ def test_what_a_grid_cannot_have(grid, words, digits):
         fastagg.sim.compare(["fedavg"], grid=grid, data=digits, **SMALL)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seeds": 0}, "seeds=0; expected how many, from 1 on, or a list"),
+        ({"seeds": []}, r"seeds=\[\]; expected how many"),
+        ({"jobs": 0}, "compare: jobs=0; expected an integer >= 1"),
+        ({"methods": []}, "compare: there are no methods"),
+        ({"baseline": "fedavgg"}, "baseline='fedavgg' is not in this comparison; expected one of fedavg, uniform"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_run(given, words, digits):
+    made = []
+    options = {"methods": ["fedavg", "uniform"], "model": make_net, "data": digits, "callbacks": made.append} | SMALL
+    with pytest.raises(ValueError, match=words):
+        fastagg.sim.compare(**options | given)
+    assert not made
+
+
+def test_methods_with_options_as_on_the_command_line(digits):
+    options = {"model": make_net, "data": digits, **SMALL}
+    runs = fastagg.sim.compare(["fedavg:server_lr=0.5", "fedawa:steps=2"], jobs=1, progress=False, **options)
+    assert [run.label for run in runs] == ["fedavg (server_lr=0.5)", "fedawa (steps=2)"]
+    alone = fastagg.sim.simulate(method="fedavg:server_lr=0.5", **options)
+    np.testing.assert_array_equal(alone.loss, runs[0].loss)
+
+
 def test_numbers_of_numpy_and_paths_are_written_down(digits, tmp_path):
     of_numpy = {name: np.float64(v) if isinstance(v, float) else np.int64(v) for name, v in SMALL.items()}
     of_numpy |= {"seed": np.int32(3), "lr": np.float32(0.0625), "data_dir": tmp_path, "options": {"steps": np.int64(2)}}
@@ -364,6 +392,29 @@ def test_own_metric(digits):
                   for m, b in ((error_rate, "min"), (None, "max")))  # fmt: skip
     np.testing.assert_allclose(run.accuracy, 1 - usual.accuracy, atol=1e-6)
     assert "error_rate" in str(Runs([run]))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss": lambda outputs, y: 1.0}, "the loss of 2 samples has a float; expected a tensor"),
+        ({"loss": lambda outputs, y: outputs.mean(0)}, r"the loss of 2 samples has shape \(10,\)"),
+        ({"loss": nn.CrossEntropyLoss}, "loss=<class .*CrossEntropyLoss'>; expected a function"),
+        ({"metric": lambda outputs, y: "good"}, "the metric of 2 samples is a str; expected a number"),
+        ({"metric": 3}, "metric=3; expected a function"),
+    ],
+)
+def test_losses_and_metrics_that_are_none(given, words, digits):
+    with pytest.raises((ValueError, TypeError), match=words):
+        fastagg.sim.simulate(make_net, digits, **given, **SMALL)
+
+
+def test_a_metric_in_numpy(digits):
+    ours, usual = (
+        fastagg.sim.simulate(make_net, digits, metric=metric, **SMALL)
+        for metric in (lambda outputs, y: outputs.argmax(1).numpy() == y.numpy(), None)
+    )
+    np.testing.assert_allclose(ours.accuracy, usual.accuracy, rtol=1e-6)
 
 
 def test_regression():
