@@ -57,7 +57,7 @@ class SetBy:
     """The option describes the model or its training, so a program that has them sets it.
 
     role   "module": the nn.Module; "head": the key of the output layer's weight; "lr": the clients' learning rate;
-           "progress": whether to show a bar
+           "loss": what clients minimise, a function of outputs and targets; "progress": whether to show a bar
     """
 
     role: str

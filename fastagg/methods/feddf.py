@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from fastagg.extend import Cohort, Table, register, wide_dtype
+from fastagg.extend import Cohort, InputError, Table, register, wide_dtype
 from fastagg.methods.on_proxy import Objective, Student, Trained, inputs_of
 
 Ensemble = Callable[[Any], Tensor]  # input -> probabilities of the classes, [N, C]
@@ -62,6 +62,9 @@ def mean_output(
     total = None
     for tensors in models:
         output = student.output_of(tensors, given)
+        if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
+            found = f"has shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"is a {type(output).__name__}"
+            raise InputError(f"the model's output {found}; expected logits of two classes or more, [N, classes]")
         output = output.to(wide_dtype(output.dtype))
         said = output if read is None else read(output)
         total = said if total is None else total + said

@@ -25,6 +25,7 @@ from fastagg.extend import (
     Pass,
     Range,
     Result,
+    SetBy,
     Table,
     Weights,
     as_tensor,
@@ -73,7 +74,7 @@ class FedLAW(CountsRounds):
     epochs: Annotated[int, Range(1)] = 100
     lr: Annotated[float, Range(above=0)] = 0.01
     swa_lr: Annotated[float, Range(above=0)] = 0.05
-    loss: Loss | None = None
+    loss: Annotated[Loss | None, SetBy("loss")] = None
     stop_after: Annotated[int, Range(0)] | None = None
 
     def check_options(self) -> None:

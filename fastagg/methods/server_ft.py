@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from fastagg.extend import Cohort, Range, register
+from fastagg.extend import Cohort, Range, SetBy, register
 from fastagg.methods.on_proxy import Loss, Objective, Student, Trained, pair
 
 
@@ -37,7 +37,7 @@ class ServerFT(Trained):
     paper = "a baseline of Li et al., ICML 2023"
 
     epochs: Annotated[int, Range(1)] = 2
-    loss: Loss | None = None
+    loss: Annotated[Loss | None, SetBy("loss")] = None
 
     def check_options(self) -> None:
         super().check_options()

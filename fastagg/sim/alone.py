@@ -64,7 +64,10 @@ class Alone:
 
 def call(train: Callable[[Client], Any], client: Client) -> None:
     """A user's own training"""
+    model = client.model
     returned = train(client)
+    if client.model is not model:
+        raise ValueError("local training: client.model is another module now; train the one that is there")
     if isinstance(returned, int | float | Tensor):
         client.total, client.seen = float(returned), 1
     elif not client.seen:

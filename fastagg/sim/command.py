@@ -172,6 +172,9 @@ def plan(name: str, given: dict[str, Any]) -> Plan:
 def grid_of(given: Any) -> dict[str, list[Any]]:
     """--grid alpha=0.1,0.5 --grid epochs=1,3, or a table of a TOML file"""
     if isinstance(given, list):
+        for text in given:
+            if "=" not in text:
+                raise ValueError(f"--grid {text}: expected an option with values, as alpha=0.1,0.5")
         pairs = [text.partition("=") for text in given]
         given = {key.replace("-", "_"): [parse(value) for value in values.split(",")] for key, _, values in pairs}
     if not isinstance(given, dict) or not all(isinstance(values, list) and values for values in given.values()):
@@ -193,11 +196,8 @@ def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) 
 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
     """The configuration of `method`, a name with options perhaps: fedawa:steps=5,reg=euc"""
-    name, more = config.name_and_options(method)
-    options = dict(values.get("options", {}))
-    for text in filter(None, more.split(",")):
-        options |= key_value(text)
-    return config.from_dict(values | {"method": name, "options": options, "seed": seed})
+    name, options = config.with_options(method)
+    return config.from_dict(values | {"method": name, "options": {**values.get("options", {}), **options}, "seed": seed})
 
 
 def speed(groups: dict[str, list]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,14 @@ def place(out: Path, options: Config, point: Mapping[str, Any] | None = None) ->
 
 def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination of the values that a grid gives to options"""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    lists: dict[str, list[Any]] = {}
+    for name, values in grid.items():
+        if name in ("seed", "method"):
+            raise ValueError(f"grid: {name}s are not for a grid; a comparison has {name}s of its own")
+        lists[name] = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+        if not lists[name]:
+            raise ValueError(f"grid: {name}={values!r}; expected a list of the values that it takes")
+    return [dict(zip(lists, chosen, strict=True)) for chosen in itertools.product(*lists.values())]
 
 
 def is_done(options: Config, folder: Path) -> bool:
@@ -64,6 +71,8 @@ def compare(
     rounds    how much to show of earlier runs; default: all
     baseline  the label that others are compared with; default: fedavg, or the first
     """
+    if not earlier:
+        check_baseline(baseline, todo)
     interrupted = make(todo, progress=progress, jobs=jobs if peers is None else 1, peers=peers)
     result = {"groups": {}, "report": None, "interrupted": interrupted}
     if peers is not None and peers.rank:
@@ -80,6 +89,14 @@ def compare(
 
 def has_round(folder: Path) -> bool:
     return bool(report.read_metrics(folder / "metrics.jsonl"))
+
+
+def check_baseline(baseline: str | None, todo: Sequence[Job]) -> None:
+    """That one of these runs is of it, before any of them is made. It may have words more than a label, of options that
+    runs of one label differ in."""
+    labels = list(dict.fromkeys(job.options.label for job in todo))
+    if baseline is not None and not any(f"{baseline},".startswith(f"{label},") for label in labels):
+        raise ValueError(f"baseline={baseline!r} is not in this comparison; expected one of {', '.join(labels)}")
 
 
 def check_distinct(todo: Sequence[Job]) -> None:

@@ -16,6 +16,7 @@ else:
 
 from fastagg._engine.checks import check_choice, check_integer, check_number, suggest
 from fastagg._engine.regular import open_regular
+from fastagg._engine.terminal import key_value
 from fastagg.sim.choices import (
     ATTACK_DIRECTIONS,
     ATTACK_KNOWS,
@@ -46,7 +47,7 @@ ALIASES: dict[str, dict[str, Any]] = {
 }
 
 
-ROLES = ("module", "head")  # of options that describe the model; see fastagg.extend.SetBy
+ROLES = ("module", "head", "loss")  # of options that the run itself sets; see fastagg.extend.SetBy
 # Options that name something, in whose place a user may have something of their own: an object in Python (objects.py),
 # `package.module:attribute` everywhere
 NAMES = ("method", "data", "model", "partition", "attack", "algorithm", "loss", "metric")
@@ -303,7 +304,7 @@ def is_own(text: str | None) -> bool:
 
 def short(text: str) -> str:
     """`package.module:Name` and `own:Name` in a label"""
-    return text.rpartition(":")[2]
+    return text.rpartition(":")[2].rpartition("<locals>.")[2]
 
 
 def check_combination(algorithm: Algorithm, method: str, produces: str) -> None:
@@ -347,6 +348,15 @@ def name_and_options(text: str) -> tuple[str, str]:
     """`fedawa:steps=5` and `package.module:Class:steps=5` without and with the options"""
     name, _, options = text.rpartition(":")
     return (name, options) if "=" in options else (text, "")
+
+
+def with_options(text: str) -> tuple[str, dict[str, Any]]:
+    """The same, the options as a method takes them"""
+    name, given = name_and_options(text)
+    options: dict[str, Any] = {}
+    for pair in filter(None, given.split(",")):
+        options |= key_value(pair)
+    return name, options
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

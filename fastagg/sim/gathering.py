@@ -149,7 +149,7 @@ def viewed(value: Any, where: str) -> Tensor:
 
 def stored(what: str, values: Tensor, where: str) -> torch.dtype:
     """What such values are held as, until x is scaled"""
-    if values.is_floating_point():
+    if values.is_floating_point() or (values.dtype == torch.bool and what == "x"):
         return torch.float32
     if values.is_complex():
         raise DataError(f"data: {where}: {what} is complex; expected real numbers")

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -200,6 +201,7 @@ def stop(working: dict[Connection, Any]) -> None:
 
 def in_child(theirs: Connection) -> None:
     """Makes the runs that come, until the parent says stop or is gone"""
+    sys.unraisablehook = unraised
     given: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
     busy = threading.Lock()  # held while a run is made
     threading.Thread(target=listen, args=(theirs, given, busy), daemon=True).start()
@@ -214,6 +216,14 @@ def in_child(theirs: Connection) -> None:
                 theirs.send(("end", None))
         except (ValueError, TypeError, OSError, ImportError) as error:
             theirs.send(("error", error))
+        except Exception:  # of the user's code: its class may not be sent, and where it was raised matters
+            theirs.send(("error", RuntimeError(f"a run in another process failed: {traceback.format_exc()}")))
+
+
+def unraised(what: Any) -> None:
+    """Where Python cannot raise the KeyboardInterrupt of listen(), as in a callback, there is nothing to say"""
+    if what.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(what)
 
 
 def listen(theirs: Connection, given: queue.SimpleQueue, busy: threading.Lock) -> None:

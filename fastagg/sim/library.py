@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fastagg._engine.checks import suggest
+from fastagg._engine.checks import check_integer, suggest
 from fastagg._engine.saved import load
 from fastagg.sim import comparison, config, page, report, run
 from fastagg.sim.config import Config
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Callback = Callable[[dict[str, Any], Config], object]
+Callbacks = Callback | Sequence[Callback]
 
 
 class Run:
@@ -203,7 +204,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def simulate(
     model: Any = "mlp", data: Any = "digits", *, method: Any = "fedavg", local: Any = "sgd", split: Any = "dirichlet",
-    out: str | Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = (), **options: Any,
+    out: str | Path | None = None, resume: bool = False, callbacks: Callbacks = (), **options: Any,
 ) -> Run:  # fmt: skip
     """Trains a federated model on this machine, and returns the run.
 
@@ -219,13 +220,13 @@ def simulate(
     loss        a function of outputs and targets that returns each sample's loss, or their mean; default: cross-entropy
     metric      likewise, in the place of accuracy; metric_best="min" if small is good
     out         a folder to write the run to, round by round, so that it can be continued (resume=True); default: none
-    callbacks   functions called after each round with its record (see Run.records) and the Config of its run
+    callbacks   functions (or one) called after each round with its record (see Run.records) and the Config of its run
 
     All other options are those of `fastagg sim --help`, with _ for -: clients, alpha, rounds, epochs, lr, seed, ...
     """
     given = {"model": model, "data": data, "method": method, "algorithm": local, "partition": split, **options}
     made, own = _config(given)
-    on_round = _on_round(callbacks, made)
+    on_round = _on_round(_several(callbacks), made)
     if out is None:
         if resume:
             raise ValueError("resume=True continues the run in a folder: name it by out=")
@@ -238,7 +239,7 @@ def simulate(
 def compare(
     methods: Any, *, seeds: int | Sequence[int] = 1, grid: Mapping[str, Sequence[Any]] | None = None,
     baseline: str | None = None, model: Any = "mlp", data: Any = "digits", local: Any = "sgd", split: Any = "dirichlet",
-    out: str | Path | None = None, jobs: int | None = None, progress: bool = True, callbacks: Sequence[Callback] = (),
+    out: str | Path | None = None, jobs: int | None = None, progress: bool = True, callbacks: Callbacks = (),
     **options: Any,
 ) -> Runs:  # fmt: skip
     """Makes a run for every method, seed and point of a grid, several at a time, and sets them side by side.
@@ -247,7 +248,8 @@ def compare(
                 {"steps": 5}}. In a list, a pair (method, options) is one of several variants of a method
     seeds       how many, from seed= on (default: 0), or which. The same seed means the same split, first model and
                 batches for every method, so differences are taken seed by seed
-    grid        options with the values that they take in turn: {"alpha": [0.1, 0.5], "epochs": [1, 3]}
+    grid        options with the values that they take in turn: {"alpha": [0.1, 0.5], "epochs": [1, 3]}; these may be
+                objects, too
     baseline    the label that others are compared with; default: fedavg, or the first
     out         a folder for the runs: those that are there already are not made again
     jobs        runs that are made at the same time, in processes; default: as many as cores
@@ -256,18 +258,27 @@ def compare(
     """
     first = options.pop("seed", 0)
     numbers = [first + i for i in range(seeds)] if isinstance(seeds, int) else list(seeds)
+    if not numbers:
+        raise ValueError(f"seeds={seeds!r}; expected how many, from 1 on, or a list of them")
+    if jobs is not None:
+        check_integer("compare", "jobs", jobs, 1)
     shared = {"model": model, "data": data, "algorithm": local, "partition": split, **options}
     plain, own = separated(shared)  # once: data may be large
     with ExitStack() as held:
         top = Path(out or held.enter_context(TemporaryDirectory(prefix="fastagg-")))
         todo: list[Job] = []
-        for point in comparison.points(grid or {}):
+        for point in comparison.points(_named(grid or {})):
+            here, mine = plain | point, own
+            if point.keys() & {"data", "pixels"}:  # data are scaled when they are read
+                here, mine = separated(shared | point)
             for method, given in _methods(methods):
                 for seed in numbers:
-                    values = plain | point | {"seed": seed, "method": method}
-                    made, mine = _config(values | {"options": {**plain.get("options", {}), **given}}, own)
-                    todo.append(Job(made, comparison.place(top, made, point), mine))
-        stopped = comparison.make(todo, jobs=jobs, progress=progress, callbacks=callbacks)
+                    values = here | {"seed": seed, "method": method}
+                    made, used = _config(values | {"options": {**(here.get("options") or {}), **given}}, mine)
+                    at = {name: getattr(made, name) for name in point}  # objects by their names
+                    todo.append(Job(made, comparison.place(top, made, at), used))
+        comparison.check_baseline(baseline, todo)
+        stopped = comparison.make(todo, jobs=jobs, progress=progress, callbacks=_several(callbacks))
         found = [
             _read(job.folder, job.options.rounds) for job in todo if not stopped or comparison.has_round(job.folder)
         ]
@@ -276,12 +287,22 @@ def compare(
     return Runs(found, baseline)
 
 
+def _named(grid: Mapping[str, Any]) -> dict[str, Any]:
+    """A grid by the names that options have in a Config"""
+    names = {"local": "algorithm", "split": "partition"}
+    return {names.get(name, name): values for name, values in grid.items()}
+
+
 def _methods(methods: Any) -> list[tuple[Any, dict[str, Any]]]:
     if isinstance(methods, str) or not isinstance(methods, Mapping | Iterable):
         methods = [methods]
     if isinstance(methods, Mapping):
-        return [(method, dict(options or {})) for method, options in methods.items()]
-    return [(m[0], dict(m[1])) if isinstance(m, tuple) else (m, {}) for m in methods]
+        found = [(method, dict(options or {})) for method, options in methods.items()]
+    else:
+        found = [(m[0], dict(m[1])) if isinstance(m, tuple) else (m, {}) for m in methods]
+    if not found:
+        raise ValueError("compare: there are no methods")
+    return found
 
 
 def _config(values: dict[str, Any], own: Own | None = None) -> tuple[Config, Own]:
@@ -289,9 +310,16 @@ def _config(values: dict[str, Any], own: Own | None = None) -> tuple[Config, Own
     names = [f.name for f in fields(Config)]
     for unknown in values.keys() - set(names):
         raise TypeError(f"no option {unknown!r}{suggest(unknown, [*names, 'local', 'split'])}")
+    if isinstance(method := values.get("method"), str):  # with options perhaps: fedavg:server_lr=0.5
+        name, options = config.with_options(method)
+        values = values | {"method": name, "options": options | dict(values.get("options") or {})}
     plain, more = separated(values)
     given = {name: value for name, value in vars(more).items() if value is not None}
     return config.from_dict(plain), replace(own or Own(), **given)
+
+
+def _several(callbacks: Callbacks) -> Sequence[Callback]:
+    return [callbacks] if callable(callbacks) else callbacks
 
 
 def _on_round(callbacks: Sequence[Callback], made: Config) -> Callable[[dict[str, Any]], None] | None:

@@ -8,6 +8,7 @@ names something (a model, data, a method, ...) may be an object instead: the Con
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from fastagg._engine.options import options_of
 from fastagg.sim.config import NAMES, Config, is_own, short
 from fastagg.sim.data import Dataset
 from fastagg.sim.imports import resolve
+from fastagg.sim.local import Algorithm
 from fastagg.sim.own import Parts, dataset_of
 
 
@@ -77,14 +79,14 @@ def brought(data: Any, pixels: str) -> Brought:
 
 def separated(values: Mapping[str, Any]) -> tuple[dict[str, Any], Own]:
     """Options as a Config takes them, and the objects among them"""
-    plain, own = dict(values), {}
+    plain, own = {name: value if name in NAMES else as_plain(value) for name, value in values.items()}, {}
     for name in NAMES:
         value = plain.get(name)
         if value is None or isinstance(value, str):
             continue
         if name == "method":
             cls, options = method_of(value)
-            plain["options"] = options | dict(plain.get("options") or {})
+            plain["options"] = as_plain(options) | dict(plain.get("options") or {})
             plain[name], known = text_of(cls), registry.registry()
             if known.get(cls.name) is cls:
                 plain[name] = cls.name
@@ -96,8 +98,19 @@ def separated(values: Mapping[str, Any]) -> tuple[dict[str, Any], Own]:
             if own[name].parts is not None:
                 plain.setdefault("clients", len(own[name].parts))
         else:
+            if name in ("loss", "metric") and (isinstance(value, type) or not callable(value)):
+                raise TypeError(f"{name}={value!r}; expected a function of outputs and targets, or an object like one")
             own[name], plain[name] = value, text_of(value)
     return plain, Own(**own)
+
+
+def as_plain(value: Any) -> Any:
+    """Numbers of NumPy and paths as Python and JSON have them; also those within a method's options"""
+    if isinstance(value, dict):
+        return {key: as_plain(each) for key, each in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def method_of(value: Any) -> tuple[type[Aggregator], dict[str, Any]]:
@@ -122,6 +135,8 @@ def text_of(value: Any) -> str:
                 return f"{module}:{name}"
         except ValueError:
             pass  # a function inside of another
+    if isinstance(value, Algorithm):  # a dataclass: with its options, in which two of a kind may differ
+        name = repr(value)
     return f"own:{name or type(value).__qualname__}"
 
 

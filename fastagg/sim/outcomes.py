@@ -44,7 +44,10 @@ def explained(outputs: Tensor, y: Tensor) -> Tensor:
 def as_targets(outputs: Tensor, y: Tensor) -> Tensor:
     """[N, 1] for targets [N], which would otherwise be subtracted pair by pair"""
     if outputs.numel() != y.numel():
-        raise ValueError(f"outputs {tuple(outputs.shape)} do not fit targets {tuple(y.shape)}; give a loss of your own")
+        raise ValueError(
+            f"outputs {tuple(outputs.shape)} do not fit targets {tuple(y.shape)}, values to predict (classes are "
+            "integers); give a loss of your own"
+        )
     return outputs.reshape(y.shape)
 
 
@@ -125,8 +128,25 @@ class Outcomes:
             return mean_of(self.metric(outputs, y)), mean_of(self.loss(outputs, y))
 
 
-def mean_of(values: Tensor | float) -> float:
-    return float(values.double().mean()) if isinstance(values, Tensor) else float(values)
+def mean_of(values: Any) -> float:
+    """Of a tensor, an array or a number"""
+    return float(values.double().mean()) if isinstance(values, Tensor) else float(np.mean(values))
+
+
+def check_measures(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, metric: Measure | None) -> None:
+    """That both can do with what the model gives for samples like these. Nothing is changed"""
+    with evaluating(model):
+        outputs = model(x[:2])
+        value = loss(outputs, y[:2])
+        if not isinstance(value, Tensor) or (value.dim() and len(value) != len(y[:2])):
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"sim: the loss of 2 samples has {found}; expected a tensor, a value of each or their mean")
+        if metric is not None:
+            value = metric(outputs, y[:2])
+            if not isinstance(value, Tensor | np.ndarray | np.generic | float | int):
+                raise ValueError(
+                    f"sim: the metric of 2 samples is a {type(value).__name__}; expected a number of each or of all"
+                )
 
 
 def outcomes(

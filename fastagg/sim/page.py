@@ -31,6 +31,7 @@ h2.setting { font-size: 1.3rem; margin: 2.4rem 0 .6rem } table + table { margin-
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .9rem .35rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 th { color: var(--soft); font-weight: normal } th:first-child, td:first-child { text-align: left }
+main > .scroll td + td { white-space: nowrap }
 tr.bold td { background: var(--best); font-weight: 600 }
 figure { margin: 2rem 0 0; padding: 1rem 1.2rem; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card) }

@@ -9,7 +9,7 @@ stream of its own, so that corrupting clients, say, leaves the split as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,12 @@ def make(
     train_share         the part of its samples that a client trains on, the same in every round
     given               each client's samples, where they are not to be split: kind and what goes with it do not count
 
-    Without classes (classes=0, regression), all samples are of one class. A client's test share is as large a part of
+    Without classes (classes=0, regression), all samples are of one class, except for a function that splits: it gets
+    the values. A client's test share is as large a part of
     the test set as its data is of all clients' data, at least min_size, and smaller where the test set has too few of a
     class to keep the proportions.
     """
+    seen = np.asarray(y)  # what a function that splits is given
     if not classes:
         y, test_y, classes = np.zeros(len(np.asarray(y)), np.int64), np.zeros(len(np.asarray(test_y)), np.int64), 1
     if isinstance(kind, str):
@@ -106,7 +108,7 @@ def make(
     n = class_sizes(available - kept, samples, long_tail)  # [C]
     if given is not None or not isinstance(kind, str):
         pools = [i[m : m + size] for i, m, size in zip(by_class, kept, n, strict=True)]
-        train = chosen_by_user(given, kind, y, np.sort(np.concatenate(pools)), clients, split)
+        train = chosen_by_user(given, kind, seen, np.sort(np.concatenate(pools)), clients, split)
     else:
         counts = at_least(min_size, deal(kind, n, clients, split, alpha, classes_per_client))  # [K, C]
         ends = kept + counts.cumsum(0)
@@ -141,7 +143,13 @@ def chosen_by_user(
                 "partition: the clients' data were given as they are: leave out proxy, samples and long_tail"
             )
     else:
-        parts = [pool[np.asarray(rows, dtype=np.int64)] for rows in split(y[pool].copy(), clients, rng)]
+        found = split(y[pool].copy(), clients, rng)
+        if isinstance(found, Mapping) or not isinstance(found, Iterable):
+            raise ValueError(
+                f"partition: the split returned a {type(found).__name__}; expected a list with the indices of each "
+                "client's samples"
+            )
+        parts = [pool[indices_of(rows, k, len(pool))] for k, rows in enumerate(found)]
     train = [np.sort(np.asarray(rows, dtype=np.int64)) for rows in parts]
     if len(train) != clients:
         raise ValueError(f"partition: the split has {len(train)} clients, expected {clients}")
@@ -152,6 +160,24 @@ def chosen_by_user(
     if len(np.unique(every)) < len(every):
         raise ValueError("partition: a sample was given to two clients, or twice to one")
     return train
+
+
+def indices_of(rows: Any, client: int, samples: int) -> np.ndarray:
+    """What a user's split gives a client: indices, or a mask"""
+    try:
+        found = np.asarray(rows)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"partition: the split's entry of client {client} is no array: {error}") from error
+    if found.dtype == bool and found.shape == (samples,):
+        return np.flatnonzero(found)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ValueError(
+            f"partition: the split's entry of client {client} is {found.dtype} of shape {found.shape}; expected "
+            f"indices, integers from 0 to {samples - 1}"
+        )
+    for index in found[(found < 0) | (found >= samples)][:1]:
+        raise ValueError(f"partition: the split gave client {client} sample {index}; expected 0 to {samples - 1}")
+    return found.astype(np.int64)
 
 
 def check_labels(name: str, labels: ArrayLike, classes: int) -> np.ndarray:

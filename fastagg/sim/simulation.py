@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from fastagg.sim.ideal import Ideal
 from fastagg.sim.ideal import why_not as why_no_ideal
 from fastagg.sim.objects import Own
 from fastagg.sim.observe import class_norms, observed, shows_clients
-from fastagg.sim.outcomes import Outcomes, outcomes
+from fastagg.sim.outcomes import Outcomes, check_measures, outcomes, usual_loss
 from fastagg.sim.pace import Pace, speeds_of
 from fastagg.sim.stopwatch import Stopwatch
 from fastagg.sim.train import Job, Trainer, Update, device_of
@@ -62,14 +62,17 @@ class Simulation:
         self.poison()
         local = replace(o.local, algorithm=own.get(o, "algorithm"), loss=own.get(o, "loss"))
         self.metric = own.get(o, "metric")
+        if local.loss is not None or self.metric is not None or not d.classes:
+            check_measures(self.module, d.x, d.y, local.loss or usual_loss(d.y), self.metric)
         self.trainer = Trainer(self.module, self.x, self.labels, local, head=self.head, batched=o.batched)
         check_combination(self.trainer.algorithm, o.method, cls.produces)
-        by_role = {"module": self.module, "head": self.head, "lr": o.lr, "progress": False}
+        by_role = {"module": self.module, "head": self.head, "lr": o.lr, "loss": self.server_loss(), "progress": False}
         set_here = {name: by_role[role] for name, role in options_of_the_model(cls, *by_role).items()}
         self.server: Any = cls(**(set_here | o.options))
         self.server.gram = "full"  # the record of a run shows how similar the clients are
+        inputs = supplied.needed(self)
         if peers is not None:
-            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(supplied.needed(self), ()))
+            ranks.check(o, self.trainer.algorithm, self.server, dict.fromkeys(inputs, ()))
             self.server.group = peers.group
         if o.ideal and (why := why_no_ideal(self.server.produces, peers is not None)):
             raise ValueError(f"sim: ideal=true cannot be had here: {why}; leave it out")
@@ -92,6 +95,12 @@ class Simulation:
 
     def first_state(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {key: value.detach().clone().to(self.options.device) for key, value in module.state_dict().items()}
+
+    def server_loss(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+        """What the server minimises on samples of its own; None: a method's default, cross-entropy"""
+        if self.options.loss is None and self.data.classes:
+            return None
+        return lambda outputs, y: self.trainer.loss(outputs, y).mean()
 
     def poison(self) -> None:
         """The data of attackers become what they train on"""

@@ -32,6 +32,13 @@ def needed(sim: Simulation) -> dict[str, str]:
                 f"sim: {sim.options.method} needs {spec.name}, which the simulator does not have: its kind is "
                 f"{spec.kind!r}, expected one of {', '.join(map(repr, SUPPLIES))} (see fastagg.extend.RoundInput)"
             )
+        if spec.kind in OF_CLASSES and not sim.data.classes:
+            raise ValueError(
+                f"sim: {sim.options.method} needs {spec.name}, and these data have no classes but values to predict; "
+                "choose another method"
+            )
+        if spec.kind in OF_SERVER:
+            _samples_of_server(sim)
     return {spec.name: spec.kind for spec in specs}
 
 
@@ -102,6 +109,8 @@ def server_model(sim: Simulation) -> Model:
     return update.model
 
 
+OF_CLASSES = ("labels", "entropies")  # kinds that data with values to predict do not have
+OF_SERVER = ("proxy", "server_model")  # kinds that need samples of the server
 # By the kinds of fastagg.extend.RoundInput
 SUPPLIES: dict[str | None, Callable[[Simulation, list[int], list[Update]], Any]] = {
     "labels": lambda sim, present, _: sim.parts.counts[present],

@@ -99,9 +99,9 @@ def device_of(name: str) -> torch.device:
     """ValueError where this machine, or this torch, does not have it"""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        why = str(error).partition("\n")[0]
+        why = str(error).partition("\n")[0].partition(". ")[0]
         raise ValueError(
             f"sim: device={name!r} cannot be used here ({why}); choose cpu, or install what it needs"
         ) from error
@@ -276,8 +276,8 @@ class Trainer:
             memory = self.algorithm.memory(start, self._names)
         if shared is None:
             shared = self.algorithm.shared(start, self._names)
-        if isinstance(self.algorithm, Function):  # which may change it
-            memory = {key: value.clone() for key, value in memory.items()}
+        if isinstance(self.algorithm, Function):  # which may change them
+            start, memory, shared = ({k: v.clone() for k, v in each.items()} for each in (start, memory, shared))
         return Client(
             id=job.client, round=job.round, lr=lr, momentum=self._local.momentum, epochs=job.epochs,
             model=network.module, start=start, memory=dict(memory), shared=dict(shared), mean_loss=self._mean,

@@ -135,3 +135,13 @@ def test_forest():
         (pytest.approx(1.1), True), (pytest.approx(0.5), False),
     ]  # fmt: skip
     assert forest(found[2:], "best round") is None
+
+
+def test_what_is_the_same_but_for_rounding_is_drawn_flat():
+    """FedAvg's step is FedAvg's"""
+    rounds = [{"step": 1.0 + 1e-8 * r, "fedavg_step": 1.0} for r in (0, 2, 1)]
+    length, ratio = plots.step(groups_of(*rounds)).axes
+    assert ratio.get_ylim() == pytest.approx((0.9, 1.1), abs=1e-6)
+    assert length.get_ylim() == pytest.approx((0.9, 1.1), abs=1e-6)
+    narrow = plots.step(groups_of({"step": 1.0, "fedavg_step": 1.0}, {"step": 1.01, "fedavg_step": 1.0})).axes[1]
+    assert narrow.get_ylim()[1] < 1.05

@@ -14,7 +14,9 @@ from torch import nn
 import fastagg
 from fastagg.extend import GlobalAggregator
 from fastagg.sim import data as data_sets
-from fastagg.sim.library import Runs
+from fastagg.sim.library import Runs, _config
+from fastagg.sim.local import FedProx
+from fastagg.sim.simulation import Simulation
 
 SMALL = {"clients": 4, "rounds": 2, "epochs": 1, "alpha": 1.0, "proxy": 0}
 
@@ -128,9 +130,24 @@ def test_own_split(digits):
         (lambda y, K, rng: [np.arange(5)] * K, "given to two clients"),
         (lambda y, K, rng: [np.arange(5)], "has 1 clients, expected 4"),
         (lambda y, K, rng: [[0], [1], [], [2]], "client 2 has no samples"),
+        (lambda y, K, rng: None, "the split returned a NoneType; expected a list with the indices of each client's"),
+        (lambda y, K, rng: dict.fromkeys(range(K), [1]), "the split returned a dict"),
+        (lambda y, K, rng: [np.arange(k, 404, K) for k in range(K)], "client 0 sample 400; expected 0 to 399"),
+        (lambda y, K, rng: [[0], [1], [2], [-1]], "client 3 sample -1; expected 0 to 399"),
+        (lambda y, K, rng: [[0.5], [1], [2], [3]], r"entry of client 0 is float64 of shape \(1,\); expected indices"),
+        (lambda y, K, rng: [0, 1, 2, 3], r"entry of client 0 is int64 of shape \(\); expected indices"),
+        (lambda y, K, rng: [[[0], [1, 2]]] * K, "entry of client 0 is no array"),
     ):
         with pytest.raises(ValueError, match=words):
             fastagg.sim.simulate(make_net, digits, split=split, **SMALL)
+
+
+def test_own_split_by_masks(digits):
+    masks, rows = (
+        fastagg.sim.simulate(make_net, digits, split=split, **SMALL)
+        for split in (lambda y, K, rng: [np.arange(len(y)) % K == k for k in range(K)], to_every_second)
+    )
+    np.testing.assert_array_equal(masks.accuracy, rows.accuracy)
 
 
 def test_data_of_each_client(digits):
@@ -156,6 +173,8 @@ def test_callbacks_see_every_round(digits):
     seen = []
     run = fastagg.sim.simulate(make_net, digits, callbacks=[lambda record, o: seen.append((o.label, record))], **SMALL)
     assert seen == [("fedavg", record) for record in run.records[1:]]
+    fastagg.sim.simulate(make_net, digits, callbacks=lambda record, o: seen.append(record["round"]), **SMALL)
+    assert seen[-2:] == [1, 2]
 
 
 def test_unknown_options_are_named(digits):
@@ -200,6 +219,117 @@ def test_compare_over_a_grid_in_processes_is_continued(digits, tmp_path):
     again = make(2, callbacks=[lambda record, o: seen.append((o.alpha, o.label, record["round"]))])
     assert sorted(seen) == sorted((a, label, 2) for a in (0.5, 5.0) for label in ("fedavg", "fedawa (steps=2)"))
     assert [run.rounds[-1] for run in again] == [2] * 4
+
+
+def make_linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_a_grid_of_objects(digits, tmp_path):
+    grid = {"model": [make_net, make_linear], "local": [FedProx(mu=0.1), FedProx(mu=1.0), "sgd"], "split": [to_every_second]}
+    options = {"data": digits, "grid": grid, "jobs": 1, "progress": False, "out": tmp_path / "cmp", **SMALL}
+    runs = fastagg.sim.compare(["fedavg"], **options)
+    assert len({tuple(run.loss) for run in runs}) == len(runs) == 6
+    labels = ["fedavg+FedProx(mu=0.1)", "fedavg+FedProx(mu=1.0)", "fedavg"] * 2
+    assert [run.label for run in runs] == labels
+    seen = []
+    again = fastagg.sim.compare(["fedavg"], **options, callbacks=[lambda record, o: seen.append(record)])
+    assert not seen  # the same objects are the same runs
+    assert [run.loss.tolist() for run in again] == [run.loss.tolist() for run in runs]
+    with pytest.raises(ValueError, match=r"would be the same run.*leave one out"):
+        two = {"model": [lambda: make_net(), lambda: make_linear()]}  # without a name to tell them apart
+        fastagg.sim.compare(["fedavg"], **options | {"grid": two, "out": None})
+
+
+def test_a_grid_of_data_and_of_their_pixels():
+    rng = np.random.default_rng(0)
+    x, test_x = (rng.integers(0, 256, (n, 8, 8), np.uint8) for n in (80, 40))
+    both = [(x[:n], np.arange(n) % 10, test_x, np.arange(40) % 10) for n in (80, 60)]
+    options = {"model": make_net, "jobs": 1, "progress": False, **SMALL}
+    runs = fastagg.sim.compare(["fedavg"], data=both[0], grid={"pixels": ["half", "unit"]}, **options)
+    alone = [fastagg.sim.simulate(make_net, both[0], pixels=how, **SMALL) for how in ("half", "unit")]
+    assert [run.loss.tolist() for run in runs] == [run.loss.tolist() for run in alone]
+    assert runs[0].loss.tolist() != runs[1].loss.tolist()
+    runs = fastagg.sim.compare(["fedavg"], grid={"data": both}, **options)
+    assert [np.sum(run.found.partition["counts"]) for run in runs] == [80, 60]
+
+
+def test_a_grid_of_a_methods_options(digits):
+    options = {"model": make_net, "data": digits, "jobs": 1, "progress": False, **SMALL}
+    runs = fastagg.sim.compare(["fedawa"], grid={"options": [{"steps": 1}, {"steps": 7}]}, **options)
+    assert [run.label for run in runs] == ["fedawa (steps=1)", "fedawa (steps=7)"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"seed": [0, 1]}, "grid: seeds are not for a grid; a comparison has seeds of its own"),
+        ({"method": ["fedavg"]}, "grid: methods are not for a grid"),
+        ({"alpha": 0.1}, r"grid: alpha=0.1; expected a list of the values that it takes"),
+        ({"model": "mlp"}, "grid: model='mlp'; expected a list"),
+        ({"alpha": []}, r"grid: alpha=\[\]; expected a list"),
+    ],
+)
+def test_what_a_grid_cannot_have(grid, words, digits):
+    with pytest.raises(ValueError, match=words):
+        fastagg.sim.compare(["fedavg"], grid=grid, data=digits, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seeds": 0}, "seeds=0; expected how many, from 1 on, or a list"),
+        ({"seeds": []}, r"seeds=\[\]; expected how many"),
+        ({"jobs": 0}, "compare: jobs=0; expected an integer >= 1"),
+        ({"methods": []}, "compare: there are no methods"),
+        ({"baseline": "fedavgg"}, "baseline='fedavgg' is not in this comparison; expected one of fedavg, uniform"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_run(given, words, digits):
+    made = []
+    options = {"methods": ["fedavg", "uniform"], "model": make_net, "data": digits, "callbacks": made.append} | SMALL
+    with pytest.raises(ValueError, match=words):
+        fastagg.sim.compare(**options | given)
+    assert not made
+
+
+def test_methods_with_options_as_on_the_command_line(digits):
+    options = {"model": make_net, "data": digits, **SMALL}
+    runs = fastagg.sim.compare(["fedavg:server_lr=0.5", "fedawa:steps=2"], jobs=1, progress=False, **options)
+    assert [run.label for run in runs] == ["fedavg (server_lr=0.5)", "fedawa (steps=2)"]
+    alone = fastagg.sim.simulate(method="fedavg:server_lr=0.5", **options)
+    np.testing.assert_array_equal(alone.loss, runs[0].loss)
+
+
+def test_numbers_of_numpy_and_paths_are_written_down(digits, tmp_path):
+    of_numpy = {name: np.float64(v) if isinstance(v, float) else np.int64(v) for name, v in SMALL.items()}
+    of_numpy |= {"seed": np.int32(3), "lr": np.float32(0.0625), "data_dir": tmp_path, "options": {"steps": np.int64(2)}}
+    run = fastagg.sim.simulate(make_net, digits, method="fedawa", out=tmp_path / "run", **of_numpy)
+    assert run.config["options"] == {"steps": 2}
+    assert run.config["data_dir"] == str(tmp_path)
+    runs = fastagg.sim.compare(
+        ["fedavg"], grid={"clients": np.array([3, 4])}, seeds=np.arange(1), model=make_net, data=digits, jobs=1,
+        progress=False, **{name: value for name, value in SMALL.items() if name != "clients"},
+    )  # fmt: skip
+    assert [run.config["clients"] for run in runs] == [3, 4]
+
+
+class Fails(nn.Sequential):
+    def forward(self, x):
+        if self.training:
+            raise KeyError("deep in the model")
+        return super().forward(x)
+
+
+def make_one_that_fails() -> nn.Module:
+    return Fails(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_an_error_of_the_users_code_in_another_process(digits):
+    with pytest.raises(RuntimeError, match=r"(?s)a run in another process failed: .*in forward.*deep in the model"):
+        fastagg.sim.compare(
+            ["fedavg"], seeds=2, jobs=2, model=make_one_that_fails, data=digits, progress=False, **SMALL
+        )
 
 
 def test_what_other_processes_cannot_have(digits):
@@ -264,6 +394,29 @@ def test_own_metric(digits):
     assert "error_rate" in str(Runs([run]))
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss": lambda outputs, y: 1.0}, "the loss of 2 samples has a float; expected a tensor"),
+        ({"loss": lambda outputs, y: outputs.mean(0)}, r"the loss of 2 samples has shape \(10,\)"),
+        ({"loss": nn.CrossEntropyLoss}, "loss=<class .*CrossEntropyLoss'>; expected a function"),
+        ({"metric": lambda outputs, y: "good"}, "the metric of 2 samples is a str; expected a number"),
+        ({"metric": 3}, "metric=3; expected a function"),
+    ],
+)
+def test_losses_and_metrics_that_are_none(given, words, digits):
+    with pytest.raises((ValueError, TypeError), match=words):
+        fastagg.sim.simulate(make_net, digits, **given, **SMALL)
+
+
+def test_a_metric_in_numpy(digits):
+    ours, usual = (
+        fastagg.sim.simulate(make_net, digits, metric=metric, **SMALL)
+        for metric in (lambda outputs, y: outputs.argmax(1).numpy() == y.numpy(), None)
+    )
+    np.testing.assert_allclose(ours.accuracy, usual.accuracy, rtol=1e-6)
+
+
 def test_regression():
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(300, 5, generator=rng)
@@ -276,6 +429,76 @@ def test_regression():
     np.testing.assert_allclose(run.accuracy, run.loss, rtol=1e-5)
     usual = fastagg.sim.simulate(lambda: nn.Linear(5, 1), (x[:200], y[:200], x[200:], y[200:]), split="iid", **SMALL)
     assert usual.loss[-1] < usual.loss[0]  # the squared error
+
+
+def numbers():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 5, generator=rng)
+    return x[:200], x[:200] @ torch.arange(5.0), x[200:], x[200:] @ torch.arange(5.0)
+
+
+def test_a_split_of_values_sees_them():
+    seen = []
+
+    def by_size(y, clients, rng):
+        seen.append(y)
+        return np.array_split(np.argsort(y), clients)
+
+    data = numbers()
+    fastagg.sim.simulate(lambda: nn.Linear(5, 1), data, split=by_size, **SMALL)
+    np.testing.assert_array_equal(seen[0], data[1].numpy())
+
+
+@pytest.mark.parametrize("method", ["fedlaw", "server_ft"])
+@pytest.mark.parametrize("loss", [None, squares])
+def test_the_server_minimises_what_clients_do(method, loss):
+    """On values to predict, of which cross-entropy would make nothing"""
+    x, y, test_x, test_y = numbers()
+    data = (x, y[:, None], test_x, test_y[:, None]) if loss is None else (x, y, test_x, test_y)
+    run = fastagg.sim.simulate(
+        lambda: nn.Linear(5, 1), data, method=method, loss=loss, split="iid", **SMALL | {"proxy": 50, "lr": 1e-4},
+        options={"epochs": 100, "lr": 0.05},
+    )  # fmt: skip
+    usual = fastagg.sim.simulate(lambda: nn.Linear(5, 1), data, loss=loss, split="iid", **SMALL | {"lr": 1e-4})
+    assert run.loss[-1] < 0.95 * usual.loss[-1]
+
+
+def test_the_server_minimises_a_loss_for_classes_of_the_users_own(digits):
+    """FedLAW's losses, and those of the mean of the same models, on the same samples"""
+    seen = []
+
+    def ten_times(outputs, y):
+        return 10 * nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    def run(loss, lr):
+        options = SMALL | {"proxy": 50, "lr": lr, "weight_decay": 0.0, "rounds": 1, "momentum": 0.0}
+        options |= {"model": make_net, "data": digits, "method": "fedlaw", "loss": loss, "options": {"epochs": 1}}
+        made, own = _config(options)
+        sim = Simulation(made, own=own)
+        real = sim.server.aggregate
+        sim.server.aggregate = lambda *args, **more: seen.append(real(*args, **more)) or seen[-1]
+        sim.next_round()
+        return seen[-1].losses[0]
+
+    assert run(ten_times, 0.001) == pytest.approx(10 * run(None, 0.01), rel=1e-5)
+    with pytest.raises(ValueError, match="sim: the simulator sets loss itself"):
+        fastagg.sim.simulate(make_net, digits, method="fedlaw", options={"loss": ten_times}, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("feddisco", {}, "feddisco needs label_dist, and these data have no classes but values to predict"),
+        ("weiavg", {"by": "entropy"}, "weiavg needs entropies, and these data have no classes"),
+        ("feddf", {}, r"the model's output has shape \(50, 1\); expected logits of two classes or more"),
+        ("fedbe", {}, r"the model's output has shape \(50, 1\); expected logits of two classes or more"),
+    ],
+)
+def test_methods_for_classes_say_so(method, options, words):
+    with pytest.raises(ValueError, match=words):
+        fastagg.sim.simulate(
+            lambda: nn.Linear(5, 1), numbers(), method=method, options=options, **SMALL | {"proxy": 50}
+        )
 
 
 def test_text():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -438,6 +439,27 @@ def test_functions_that_say_too_little():
 
     with pytest.raises(ValueError, match=r"client\.memory must be a dict of tensors"):
         trainer_of(model, x, y, forgets).train(jobs, LR)
+
+    def replaces(client):
+        client.model = copy.deepcopy(client.model)
+        return 1.0
+
+    with pytest.raises(ValueError, match=r"client\.model is another module now"):
+        trainer_of(model, x, y, replaces).train(jobs, LR)
+
+
+def test_a_function_cannot_change_what_others_start_from():
+    model, x, y, _, jobs = problem()
+
+    def wrecks(client):
+        for value in client.start.values():
+            value.zero_()
+        return 1.0
+
+    before = copy.deepcopy([job.start for job in jobs])
+    trainer_of(model, x, y, wrecks).train(jobs, LR)
+    for job, start in zip(jobs, before, strict=True):
+        assert all(torch.equal(job.start[key], value) for key, value in start.items())
 
 
 @dataclass(frozen=True)

@@ -261,3 +261,10 @@ def test_hugging_face():
         found, _ = dataset_of(data)
         assert np.array_equal(found.x.numpy(), X)
         assert found.classes == 3
+
+
+def test_features_that_are_true_or_false_are_numbers():
+    dataset, _ = dataset_of((X > 0, Y, TEST_X > 0, TEST_Y))
+    assert dataset.x.dtype == torch.float32
+    assert dataset.x.tolist() == (X > 0).astype(float).tolist()
+    assert dataset.vocabulary == 0

@@ -47,7 +47,6 @@ def test_feddyn_takes_the_plain_mean_of_methods_that_weigh_by_size(method, algor
 
 
 def test_an_input_of_an_unknown_kind():
-    sim = Simulation(from_dict(SMALL | {"method": "needs_moods"}), data.load("digits"))
     words = "needs moods, which the simulator does not have: its kind is 'mood', expected one of 'labels', 'entropies'"
     with pytest.raises(ValueError, match=words):
-        sim.next_round()
+        Simulation(from_dict(SMALL | {"method": "needs_moods"}), data.load("digits"))

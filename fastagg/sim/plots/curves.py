@@ -116,6 +116,9 @@ def draw_panels(groups: Groups, panels: list[Panel]) -> Figure | None:
         shown = np.concatenate([line.get_ydata() for line in drawn.values()])
         log = panel.may_be_log and shown.min() > 0 and shown.max() > 30 * shown.min()
         axes.set(ylabel=panel.ylabel + (", log scale" if log else ""))
+        middle = (shown.min() + shown.max()) / 2
+        if 0 < abs(middle) and np.ptp(shown) < 1e-4 * abs(middle):  # the same but for rounding, which is not to be seen
+            axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
         if log:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")  # its own is written in TeX
