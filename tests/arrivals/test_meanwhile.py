@@ -107,9 +107,12 @@ def test_a_client_that_is_being_added_is_in_no_later_round(slow, end, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_round_that_is_being_finished_is_closed_afterwards(monkeypatch, tmp_path):
+@pytest.mark.parametrize("how", ["close", "error"])
+def test_a_round_that_is_being_finished_is_closed_afterwards(how, monkeypatch, tmp_path):
+    """By a block that ends with an error, it is not removed: nobody knows what became of the result"""
     g, clients = make(2, {"w": (4, 3)})
-    round = fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path)
+    server = fastagg.aggregator("fedavg")
+    round = server.round(g, memory=1, spill=tmp_path)
     round.add("a", clients[0])
     begun, may = threading.Event(), threading.Event()
     aggregate = Round._aggregate
@@ -124,9 +127,13 @@ def test_a_round_that_is_being_finished_is_closed_afterwards(monkeypatch, tmp_pa
     finishing = threading.Thread(target=lambda: results.append(round.finish()))
     finishing.start()
     assert begun.wait(SECONDS)
-    closing, _ = meanwhile(round.close)
+    closing, _ = meanwhile(round.close if how == "close" else lambda: round.__exit__(KeyError, KeyError(), None))
     may.set()
     finishing.join()
     closing.join()
     assert_same_bits(results[0], clients[0])
+    if how == "error":
+        round = fastagg.aggregator("fedavg").resume_round(tmp_path)  # of which the state was not saved, either
+        assert round.clients == ["a"]
+        round.cancel()
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ from fastagg._engine.access import Access
 from fastagg._engine.arrivals import updates
 from fastagg._engine.arrivals.held import Held
 from fastagg._engine.arrivals.running import RunningSum
-from fastagg._engine.arrivals.spill import Spill, as_given, form_of
+from fastagg._engine.arrivals.spill import Spill, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
@@ -232,31 +232,36 @@ class Round:
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
-        self._end(remove=True)
+        self._end(remove_finished=True, remove_unfinished=True)
 
     def close(self) -> None:
         """Lets the clients go. Of a round that was not finished, those on the disk stay there for resume_round()"""
-        self._end(remove=False)
+        self._end(remove_finished=True, remove_unfinished=False)
 
-    def _end(self, remove: bool) -> None:
+    def _end(self, *, remove_finished: bool, remove_unfinished: bool) -> None:
         """Once nothing is done in other threads any more: the folder may be the next round's at once"""
         with self._changed:
             self._changed.wait_for(lambda: self._state != "being finished")
+            if self._state == "closed":  # and the folder, perhaps, another round's
+                return
             finished, self._state = self._state == "finished", "closed"
             self._changed.wait_for(lambda: not self._coming)
             self._clients.clear()
         if self._spill is not None:
-            if finished or remove:
-                self._spill.clear()
-            self._spill.close()
+            try:
+                if remove_finished if finished else remove_unfinished:
+                    self._spill.clear()
+            finally:
+                self._spill.close()
 
     def __enter__(self) -> Round:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None and self._state == "finished":
-            self._state = "not saved"  # who knows what became of the result
-        self.close()
+        if kind is None:
+            self.close()
+        else:  # who knows what became of the result
+            self._end(remove_finished=False, remove_unfinished=False)
 
     def _wait_for(self, name: ClientId) -> None:
         """Until it is known whether another model of this client, which is being added, counts"""
@@ -371,7 +376,7 @@ class Round:
 
     def _opened(self, model: Model, files: list[MappedFile]) -> StateDict:
         if not isinstance(model, str | os.PathLike | MappedModel):
-            return model
+            return dict(model) if isinstance(model, Mapping) else model  # whose entries the caller may replace
         opened = model if isinstance(model, MappedModel) else open_model(Path(model))
         files += opened.files
         return opened.tensors
@@ -404,7 +409,7 @@ class Round:
         self._refused.pop(name, None)  # an earlier model of its
 
     def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
-        sd, form = as_given(about, model), self._global or {}
+        sd, form = model.tensors, self._global or {}
         narrow = any(key in form and _dtype(form[key]) != _dtype(value) for key, value in sd.items())
         if self._form is None:
             self._form = sd
@@ -442,6 +447,8 @@ class Round:
     def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> Any:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
+        for name in total.parts.keys() - self._clients.keys():
+            raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
         mean = dict(zip(self._form, total.mean(step), strict=True))
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}

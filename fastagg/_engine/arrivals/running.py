@@ -53,6 +53,8 @@ class RunningSum:
         with self._lock:
             if self._mean is not None:
                 raise InputError("the running sum was divided already: nobody can be added to it")
+            if name in self.parts:  # and in no round: add() was interrupted in between
+                raise InputError(f"client {name!r} was added to the running sum already")
             self._half = self._half or [name]
             counts = has_data or not self.any_data
             anew = not self.parts or (has_data and not self.any_data)
