@@ -124,11 +124,8 @@ class Round:
         return spill
 
     def _check_running(self, spill: Any) -> None:
-        if self._server.parts_of_mean(1.0, {}) is None or self._server.stages:
-            raise InputError(
-                f"{self._server.name}: running=True is for means whose weights do not depend on the models; leave it "
-                "out, and the clients are kept (memory=, spill=)"
-            )
+        if why := self._server.why_not_running(self._global):
+            raise InputError(f"{self._server.name}: {why}; leave it out, and the clients are kept (memory=, spill=)")
         if not self._looks:
             raise InputError("running=True has no client left to look at in the end: leave check out")
         if spill is not None or self._memory is not None:
@@ -450,9 +447,11 @@ class Round:
         for name in total.parts.keys() - self._clients.keys():
             raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
-        mean = dict(zip(self._form, total.mean(step), strict=True))
+        as_update = self._server.mean_as == "update"
+        mean = dict(zip(self._form, total.mean(step, as_update), strict=True))
+        access: Access = OfUpdates(InMemory()) if as_update else InMemory()
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
-        result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, anyone)
+        result, kept = rounds.run(self._server, access, self._global, [mean], None, None, out, anyone)
         self._server.commit(kept)
         result.weights = torch.from_numpy(step * shares)
         result.dropped = dict(self._refused)

@@ -80,28 +80,31 @@ class RunningSum:
         return np.array([self.parts[name] for name in names])  # [K, 2]
 
     @one_thread()
-    def mean(self, step: float = 1.0) -> list[torch.Tensor]:
+    def mean(self, step: float = 1.0, as_update: bool = False) -> list[torch.Tensor]:
         """In the form of the model, in the memory of the sums: nothing can be added any more. Parameters have gone this
-        part of the way from the model that the sum is like"""
+        part of the way from the model that the sum is like; as_update: less that model, before it is rounded"""
         if self._half is not None:
             raise InputError(f"client {self._half[0]!r} was added in part only: this sum cannot be used any more")
         self.shares(self.parts)  # which says what is wrong where they sum to zero
         if self._mean is None:
             masses = self.parts_of(self.parts).sum(0)
-            self._mean = [self._divided(t, masses, step) for t in range(len(self.sums))]
+            self._mean = [self._divided(t, masses, step, as_update) for t in range(len(self.sums))]
         return self._mean
 
-    def _divided(self, t: int, masses: np.ndarray, step: float) -> torch.Tensor:
+    def _divided(self, t: int, masses: np.ndarray, step: float, as_update: bool) -> torch.Tensor:
         total, like, kind = self.sums[t], self.like[t], self._is_buffer[t]
         mass, of_updates, step = float(masses[kind]), float(self.of_updates[kind]), 1.0 if kind else step
         if like.dtype not in FLOATING:
+            if as_update and like.dtype != torch.bool:
+                total -= like.reshape(-1)
             return total.view(like.shape)
         new = total.view(like.dtype)[: total.numel()]  # an element is written when those up to it were read
-        base = like.detach().reshape(-1) if of_updates or step != 1 else None
+        of_base = 1 - step * (1 - of_updates / mass) - as_update
+        base = like.detach().reshape(-1) if of_base else None
         for at in range(0, total.numel(), CHUNK):
             piece = slice(at, at + CHUNK)
             value = total[piece] / (mass / step)
             if base is not None:
-                value.add_(base[piece].double(), alpha=1 - step * (1 - of_updates / mass))
+                value.add_(base[piece].double(), alpha=of_base)
             new[piece] = value
         return new.view(like.shape)
