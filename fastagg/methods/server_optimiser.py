@@ -207,7 +207,7 @@ class ServerOptimiser(GlobalAggregator):
         why = super().why_not_running(global_sd)
         tensors = [as_tensor(value, "the model", key) for key, value in (global_sd or {}).items()]
         if not why and any(t.is_floating_point() and t.itemsize == 2 for t in tensors):
-            return "running=True rounds the mean update to the model's dtype, and it needs more digits than 16 bits have"
+            return "running=True rounds the mean update to the model's dtype: it needs more digits than 16 bits have"
         return why
 
     def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -176,7 +176,23 @@ def test_a_running_sum_that_was_interrupted_is_not_used():
         with pytest.raises(KeyboardInterrupt):
             round.add(1, clients[1])
         round._sum.sums = sums
-        with pytest.raises(InputError, match="client 1 was added in part only"):
+        for goes_on in (lambda: round.add(2, clients[1]), round.finish):
+            with pytest.raises(InputError, match="client 1 was added in part only"):
+                goes_on()
+
+
+def test_a_running_sum_of_which_the_division_was_interrupted_is_not_used(monkeypatch):
+    """The mean is written over the sum"""
+    g, clients = make(2, {"a": (4, 3), "b": (2,)})
+    divided = RunningSum._divided
+    with fastagg.aggregator("fedavg").round(g, running=True) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+        with monkeypatch.context() as m:
+            m.setattr(RunningSum, "_divided", lambda total, t, *rest: interrupted() if t else divided(total, t, *rest))
+            with pytest.raises(KeyboardInterrupt):
+                round.finish()
+        with pytest.raises(InputError, match="the sum was divided in part only"):
             round.finish()
 
 

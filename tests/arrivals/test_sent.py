@@ -214,12 +214,14 @@ def test_a_running_sum_before_a_server_optimiser(name, weights, dtype):
     sizes, g = [3.0, 1, 4, 1, 5, 0, 2], make_with_batch_norm(1, SHAPES, dtype, seed=3, scale=0.1)[0]
     for r in range(3):
         _, clients = make_with_batch_norm(K, SHAPES, dtype, seed=r, scale=0.1)
-        clients = [{key: g[key] + (1e-3 * v if v.is_floating_point() else v) for key, v in sd.items()} for sd in clients]
+        small = lambda v: 1e-3 * v if v.is_floating_point() else v  # noqa: E731
+        clients = [{key: g[key] + small(v) for key, v in sd.items()} for sd in clients]
         inputs = [{"local_steps": steps} if weights == "fednova" else {} for steps in STEPS]
         expected = servers[0].aggregate(g, clients, sizes, IDS, **dict.fromkeys(inputs[0], STEPS))
         with servers[1].round(g, running=True) as round:
             for k in ORDER:
-                sent = {"update": difference(clients[k], g)} if k % 2 and dtype == torch.float64 else {"model": clients[k]}
+                is_update = k % 2 and dtype == torch.float64
+                sent = {"update": difference(clients[k], g)} if is_update else {"model": clients[k]}
                 round.add(IDS[k], **sent, size=sizes[k], **inputs[k])
             found = round.finish()
         eps, most = torch.finfo(dtype).eps, max(float(value.abs().max()) for value in g.values())

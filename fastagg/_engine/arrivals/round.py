@@ -151,20 +151,23 @@ class Round:
             raise TypeError("add() takes a client's model or its update")
         if update is not None and self._global is None:
             raise InputError("update= is of a global model, and server.round() was given none")
-        with self._changed:
-            self._wait_for(name)
-            if name in self._clients:
-                return self._refuse(name, "it has sent a model in this round already; the first one counts", keep=True)
-            self._coming[name] = None
+        sent, coming = model if update is None else update, False
         try:
-            arrived = self._checked(name, model if update is None else update, update is not None, size, inputs)
-            self._keep(name, arrived)
-        except BadClientError as error:
-            return self._refuse(name, next(iter(error.reasons.values())))
-        finally:
             with self._changed:
-                self._coming.pop(name, None)
-                self._changed.notify_all()
+                self._wait_for(name)
+                if name in self._clients:
+                    why = "it has sent a model in this round already; the first one counts"
+                    return self._refuse(name, why, keep=True)
+                coming, self._coming[name] = True, None
+            try:
+                self._keep(name, self._checked(name, sent, update is not None, size, inputs))
+            except BadClientError as error:
+                return self._refuse(name, next(iter(error.reasons.values())))
+        finally:
+            if coming:
+                self._coming.pop(name, None)  # before any lock: after Ctrl-C, nobody is to wait for it
+                with self._changed:
+                    self._changed.notify_all()
         return True
 
     def discard(self, client_id: ClientId) -> bool:
@@ -175,7 +178,7 @@ class Round:
             arrived = self._clients.get(name)
             if self._running and arrived is not None:
                 raise InputError(f"client {name!r} was added to the running sum: it cannot be taken out again")
-            if arrived is not None and arrived.spilled and self._spill is not None:
+            if self._spill is not None and (arrived is None or arrived.spilled):  # None: perhaps add() was interrupted
                 self._spill.remove(name)  # first: where that fails, the client is in the round here as well as there
             self._clients.pop(name, None)
             self._refused.pop(name, None)
@@ -205,21 +208,21 @@ class Round:
         out         as for server.aggregate()
         inputs      round inputs that clients have no entries in, such as proxy data; or those of all clients, by id
         """
-        with self._changed:
-            self._check_open()
-            self._state = "being finished"
-        state = "open"
+        ours, after = False, "open"
         try:
             with self._changed:
+                self._check_open()
+                ours, self._state = True, "being finished"
                 self._changed.wait_for(lambda: not self._coming)
             if client_ids is not None:
                 self._order(client_ids)
             result = self._aggregate(out, inputs)
-            state = "finished"
+            after = "finished"
         finally:
-            with self._changed:
-                self._state = state
-                self._changed.notify_all()
+            if ours:
+                self._state = after  # as in add()
+                with self._changed:
+                    self._changed.notify_all()
         return result
 
     def _order(self, client_ids: Sequence[ClientId]) -> None:
