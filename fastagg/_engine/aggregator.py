@@ -81,6 +81,8 @@ class Aggregator(Generic[R]):
     buffers         how tensors that are not parameters are combined: "mean", with the weights, or "median"
     stale_as        of asynchronous methods: as what clients that started from an older version of the global model are
                     taken without that version, "models" or "updates"
+    mean_as         what it is given of clients that were added up as they came: their mean, or its update, which has
+                    digits that the mean has not
 
     It implements weigh().
     """
@@ -94,6 +96,7 @@ class Aggregator(Generic[R]):
     needs_global: ClassVar[bool] = True
     buffers: ClassVar[Buffers] = "mean"
     stale_as: ClassVar[Literal["models", "updates"] | None] = None
+    mean_as: ClassVar[Literal["model", "update"]] = "model"
 
     params: Annotated[Params, SetBy("module")] = None
     layers: Layers = None
@@ -243,6 +246,12 @@ class Aggregator(Generic[R]):
                 return f"it needs {spec.name} of each client, and sees buckets of them"
         return ""
 
+    def why_not_running(self, global_sd: StateDict | None) -> str:
+        """Why clients cannot be added up as they come; empty if they can"""
+        if self.parts_of_mean(1.0, {}) is None or self.stages:
+            return "running=True is for means whose weights do not depend on the models"
+        return ""
+
     def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float] | None:
         """What a client with so much data counts for, among parameters and among buffers, if this method reads no more
         of the clients than means with such parts: they can then be added up as they come"""
@@ -369,8 +378,9 @@ class Aggregator(Generic[R]):
                    and read back piece by piece. Default: all of it
         spill      folder for that, from which resume_round() goes on after a stop of the process. Default: a temporary
                    folder, which is lost with the process
-        running    clients are added up in float64 as they come, and let go: fedavg, uniform, fednova. The result may
-                   differ from that of aggregate() in its last bit; otherwise, it has the same bits
+        running    clients are added up in float64 as they come, and let go: fedavg, uniform, fednova, and the server
+                   optimisers on top of these. The result may differ from that of aggregate() in its last bit;
+                   otherwise, it has the same bits
         check      when clients are searched for NaN and infinity: as they come, by one read of each, or ("finish") in
                    the reads that the method makes at the end
         """

@@ -61,9 +61,9 @@ class FastAggAggregator(ModelAggregator):
     weight_key           the entry of FLModel.meta with a client's data size. If no client has it, all count equally
     aggregation_weights  {client name: factor} to multiply the data sizes by; default: 1
     memory               how much memory the models of a round may take, in bytes or as "2GB". What does not fit waits
-                         in temporary files (in TMPDIR); fedavg and uniform add models up as they come instead, so that
-                         the last bit of the result may depend on the order of arrival. Default: models are kept in
-                         memory
+                         in temporary files (in TMPDIR); what can be a running sum (fedavg, fednova, fedadam ...) adds
+                         models up as they come instead, so that the last bit of the result may depend on the order of
+                         arrival. Default: models are kept in memory
 
     The global model that adaptive methods compare with is the one sent to the clients, seen at the event
     BEFORE_TRAIN_TASK; NVFlare passes it to no aggregator. Round inputs that clients report (label_dist, local_steps,
@@ -181,7 +181,7 @@ class FastAggAggregator(ModelAggregator):
         # what is wrong with a client is said at the end, so its values need not be looked at before that
         if self.memory is None:
             return self._server.round(center, check="finish")
-        if not self._groups and self._server.parts_of_mean(1.0, {}) is not None and not self._server.stages:
+        if not self._groups and not self._server.why_not_running(center):
             return self._server.round(center, running=True)
         return self._server.round(center, memory=1 if self._groups else self.memory, check="finish")
 

@@ -23,6 +23,7 @@ from fastagg.extend import (
     Layout,
     Pass,
     Result,
+    StateDict,
     Table,
     Weights,
     aggregator,
@@ -53,6 +54,7 @@ class ServerOptimiser(GlobalAggregator):
 
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
     reads = "weights"  # or what the method of its weights reads
+    mean_as = "update"
 
     weights: str | Mapping[str, Any] | Aggregator | None = None
     state: Remembered = field(init=False, default=Remembered({}), repr=False)
@@ -200,6 +202,19 @@ class ServerOptimiser(GlobalAggregator):
 
     def started_from(self, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor] | None:
         return None if self._method is None else self._weights_method.started_from(inputs)
+
+    def why_not_running(self, global_sd: StateDict | None) -> str:
+        why = super().why_not_running(global_sd)
+        tensors = [as_tensor(value, "the model", key) for key, value in (global_sd or {}).items()]
+        if not why and any(t.is_floating_point() and t.itemsize == 2 for t in tensors):
+            return "running=True rounds the mean update to the model's dtype: it needs more digits than 16 bits have"
+        return why
+
+    def parts_of_mean(self, size: float, inputs: Mapping[str, Any]) -> tuple[float, float] | None:
+        return (size, size) if self._method is None else self._method.parts_of_mean(size, inputs)
+
+    def step_of_mean(self, parts: np.ndarray) -> float:
+        return 1.0 if self._method is None else self._method.step_of_mean(parts)
 
     def known_clients(self) -> Iterable[Any]:
         return () if self._method is None else self._weights_method.known_clients()

@@ -91,6 +91,32 @@ def test_a_client_can_be_discarded_while_it_is_added(slow):
         assert_same_bits(round.finish(), clients[1])
 
 
+@pytest.mark.parametrize("where", ["_checked", "_keep", "_wait_for", "_refuse", "_order", "_aggregate"])
+def test_nobody_waits_for_what_was_interrupted(where, monkeypatch, tmp_path):
+    """Ctrl-C in add() or in finish(): both may be called again, and others go on"""
+    g, clients = make(2, {"w": (4, 3)})
+    with fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path) as round:
+        round.add(0, clients[0])
+
+        def interrupted(*given, **_):
+            raise KeyboardInterrupt
+
+        who = 0 if where == "_refuse" else 1  # 0 is there already
+        with monkeypatch.context() as m:
+            m.setattr(Round, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                round.finish(client_ids=[0]) if where in ("_order", "_aggregate") else round.add(who, clients[1])
+        thread = threading.Thread(target=round.add, args=[1, clients[1]])
+        thread.start()
+        thread.join(SECONDS)
+        assert round.clients == [0, 1]
+        results = []
+        finishing = threading.Thread(target=lambda: results.append(round.finish()), daemon=True)
+        finishing.start()
+        finishing.join(SECONDS)
+        assert_same_bits(results[0], fastagg.fedavg(g, clients))
+
+
 @pytest.mark.parametrize("end", ["cancel", "close"])
 def test_a_client_that_is_being_added_is_in_no_later_round(slow, end, tmp_path):
     g, clients = make(2, {"w": (4, 3)})
@@ -107,9 +133,12 @@ def test_a_client_that_is_being_added_is_in_no_later_round(slow, end, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_round_that_is_being_finished_is_closed_afterwards(monkeypatch, tmp_path):
+@pytest.mark.parametrize("how", ["close", "error"])
+def test_a_round_that_is_being_finished_is_closed_afterwards(how, monkeypatch, tmp_path):
+    """By a block that ends with an error, it is not removed: nobody knows what became of the result"""
     g, clients = make(2, {"w": (4, 3)})
-    round = fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path)
+    server = fastagg.aggregator("fedavg")
+    round = server.round(g, memory=1, spill=tmp_path)
     round.add("a", clients[0])
     begun, may = threading.Event(), threading.Event()
     aggregate = Round._aggregate
@@ -124,9 +153,13 @@ def test_a_round_that_is_being_finished_is_closed_afterwards(monkeypatch, tmp_pa
     finishing = threading.Thread(target=lambda: results.append(round.finish()))
     finishing.start()
     assert begun.wait(SECONDS)
-    closing, _ = meanwhile(round.close)
+    closing, _ = meanwhile(round.close if how == "close" else lambda: round.__exit__(KeyError, KeyError(), None))
     may.set()
     finishing.join()
     closing.join()
     assert_same_bits(results[0], clients[0])
+    if how == "error":
+        round = fastagg.aggregator("fedavg").resume_round(tmp_path)  # of which the state was not saved, either
+        assert round.clients == ["a"]
+        round.cancel()
     assert list(tmp_path.iterdir()) == []

@@ -114,6 +114,17 @@ def test_values_may_be_looked_at_in_the_end(name, memory):
         fastagg.aggregator("fedavg").round(g, check="never")
 
 
+def test_a_state_dict_may_be_filled_anew_for_the_next_client():
+    g, clients = make(3, {"w": (4, 3)})
+    buffer = {}
+    with fastagg.aggregator("fedawa").round(buffer | g) as round:
+        for k, sd in enumerate(clients):
+            buffer.update(sd)
+            round.add(k, buffer)
+        buffer.clear()
+        assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+
+
 def test_sizes_of_all_or_of_none():
     g, clients = make(3, {"w": (4, 3)})
     for sizes in ((1, None), (None, 1)):
@@ -165,8 +176,43 @@ def test_a_running_sum_that_was_interrupted_is_not_used():
         with pytest.raises(KeyboardInterrupt):
             round.add(1, clients[1])
         round._sum.sums = sums
-        with pytest.raises(InputError, match="client 1 was added in part only"):
+        for goes_on in (lambda: round.add(2, clients[1]), round.finish):
+            with pytest.raises(InputError, match="client 1 was added in part only"):
+                goes_on()
+
+
+def test_a_running_sum_of_which_the_division_was_interrupted_is_not_used(monkeypatch):
+    """The mean is written over the sum"""
+    g, clients = make(2, {"a": (4, 3), "b": (2,)})
+    divided = RunningSum._divided
+    with fastagg.aggregator("fedavg").round(g, running=True) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+        with monkeypatch.context() as m:
+            m.setattr(RunningSum, "_divided", lambda total, t, *rest: interrupted() if t else divided(total, t, *rest))
+            with pytest.raises(KeyboardInterrupt):
+                round.finish()
+        with pytest.raises(InputError, match="the sum was divided in part only"):
             round.finish()
+
+
+def test_who_was_interrupted_after_the_sum_does_not_count_unseen(monkeypatch):
+    g, clients = make(2, {"w": (4, 3)})
+    with fastagg.aggregator("fedavg").round(g, running=True) as round:
+        round.add(0, clients[0])
+        with monkeypatch.context() as m:
+            m.setattr(type(round), "_keep", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                round.add(1, clients[1])
+        assert round.clients == [0]
+        with pytest.raises(InputError, match="client 1 was added to the running sum already"):
+            round.add(1, clients[1])
+        with pytest.raises(InputError, match="client 1 was interrupted while it was added"):
+            round.finish()
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_running_sum_is_divided_once():

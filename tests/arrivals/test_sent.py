@@ -199,6 +199,47 @@ def test_a_running_sum(name, options, dtype, tmp_path):
     )
 
 
+OPTIMISERS = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize(
+    "weights", [None, "uniform", "fednova", {"method": "fedavg", "server_lr": 0.5, "gamma": 0.9}], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_running_sum_before_a_server_optimiser(name, weights, dtype):
+    """The moments are of the update, which is small beside the model: its digits are not those of a rounded mean"""
+    options = {"weights": weights} | ({"momentum": 0.0} if name == "fedavgm" and weights is None else {})
+    servers = [fastagg.aggregator(name, **options) for _ in range(2)]
+    sizes, g = [3.0, 1, 4, 1, 5, 0, 2], make_with_batch_norm(1, SHAPES, dtype, seed=3, scale=0.1)[0]
+    for r in range(3):
+        _, clients = make_with_batch_norm(K, SHAPES, dtype, seed=r, scale=0.1)
+        small = lambda v: 1e-3 * v if v.is_floating_point() else v  # noqa: E731
+        clients = [{key: g[key] + small(v) for key, v in sd.items()} for sd in clients]
+        inputs = [{"local_steps": steps} if weights == "fednova" else {} for steps in STEPS]
+        expected = servers[0].aggregate(g, clients, sizes, IDS, **dict.fromkeys(inputs[0], STEPS))
+        with servers[1].round(g, running=True) as round:
+            for k in ORDER:
+                is_update = k % 2 and dtype == torch.float64
+                sent = {"update": difference(clients[k], g)} if is_update else {"model": clients[k]}
+                round.add(IDS[k], **sent, size=sizes[k], **inputs[k])
+            found = round.finish()
+        eps, most = torch.finfo(dtype).eps, max(float(value.abs().max()) for value in g.values())
+        lost = K * torch.finfo(torch.float64).eps * most  # by a mean update, of sums of models in float64
+        steep = servers[0].lr / getattr(servers[0], "tau", 1.0)  # what of that a step makes of it
+        for key in g:
+            if g[key].is_floating_point():
+                torch.testing.assert_close(found[key], expected[key], rtol=8 * eps, atol=8 * eps + steep * lost)
+            else:
+                assert torch.equal(found[key], expected[key])
+        for moment in ("m", "v")[: 1 + (name != "fedavgm")]:
+            for key, value in servers[0].state.moments[moment].items():
+                of, largest = servers[1].state.moments[moment][key], float(value.abs().max())
+                torch.testing.assert_close(of, value, rtol=0, atol=4 * eps * largest + lost)
+        torch.testing.assert_close(found.weights, expected.weights[ORDER], rtol=1e-13, atol=0)
+        g = dict(expected)
+
+
 def test_running_sums_hold_no_client():
     import gc
     import weakref
@@ -220,9 +261,14 @@ def test_running_sums_hold_no_client():
 
 def test_what_cannot_be_a_running_sum(tmp_path):
     g, _ = make(1, {"w": (4, 3)})
-    for name in sorted(set(METHODS) - {"fedavg", "uniform", "fednova"}):
+    for name in sorted(set(METHODS) - {"fedavg", "uniform", "fednova", *OPTIMISERS}):
         with pytest.raises(InputError, match="leave it out, and the clients are kept"):
             fastagg.aggregator(name, **OPTIONS[name]).round(g, running=True)
+    for name in OPTIMISERS:
+        with pytest.raises(InputError, match="weights do not depend on the models; leave it out"):
+            fastagg.aggregator(name, weights="fedawa").round(g, running=True)
+        with pytest.raises(InputError, match="more digits than 16 bits have; leave it out"):
+            fastagg.aggregator(name).round({"w": g["w"].half()}, running=True)
     with pytest.raises(InputError, match="keeps no clients"):
         fastagg.aggregator("fedavg").round(g, running=True, spill=tmp_path)
     with fastagg.aggregator("fedavg").round(g, running=True) as round:

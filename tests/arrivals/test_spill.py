@@ -9,10 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fastagg
 from fastagg import InputError
-from fastagg._engine.arrivals.spill import Spill
+from fastagg._engine.arrivals.spill import CLIENT, Spill
+from fastagg._engine.files import mapped
+from fastagg._engine.files.mapped import MappedFile
 from helpers.cohort import assert_same_bits, make
 
 
@@ -138,6 +141,91 @@ def test_a_damaged_client_has_to_send_again(tmp_path, caplog):
         assert "its client has to send again" in caplog.text
         round.add(1, clients[1])
         assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+
+
+DAMAGE = {
+    "no keys": lambda about: {what: value for what, value in about.items() if what != "keys"},
+    "other keys": lambda about: about | {"keys": ["w", "nope"]},
+    "fewer keys": lambda about: about | {"keys": []},
+    "odd arrays": lambda about: about | {"arrays": [["w"]]},
+    "no number": lambda about: about | {"size": "much"},
+    "odd inputs": lambda about: about | {"inputs": [1]},
+    "another client": lambda about: about | {"id": 2},
+    "no client": lambda about: about | {"id": [1]},
+    "no dict": lambda about: [1],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_a_file_says_of_its_client_may_be_damaged(damage, tmp_path, caplog):
+    g, clients = make(2, {"w": (40, 30)})
+    with fastagg.aggregator("fedawa").round(g, memory=1, spill=tmp_path) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+    path = Spill.path_of(tmp_path, 1)
+    about = json.loads(MappedFile(path).metadata[CLIENT])
+    save_file(clients[1], path, {CLIENT: json.dumps(DAMAGE[damage](about))})
+    with fastagg.aggregator("fedawa").resume_round(tmp_path) as round:
+        assert round.clients == [0]
+        assert "its client has to send again" in caplog.text
+        round.add(1, clients[1])
+        assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+
+
+def test_a_client_that_cannot_be_read_now_is_not_lost(tmp_path, monkeypatch):
+    g, clients = make(2, {"w": (40, 30)})
+    with fastagg.aggregator("fedawa").round(g, memory=1, spill=tmp_path) as round:
+        for k, sd in enumerate(clients):
+            round.add(k, sd)
+
+    def none_left(path, opened=mapped.open_regular):
+        if path.name.startswith("client-"):
+            raise OSError(24, "Too many open files")
+        return opened(path)
+
+    with monkeypatch.context() as m:
+        m.setattr(mapped, "open_regular", none_left)
+        with pytest.raises(InputError, match="cannot be read: Too many open files"):
+            fastagg.aggregator("fedawa").resume_round(tmp_path)
+    with fastagg.aggregator("fedawa").resume_round(tmp_path) as round:
+        assert sorted(round.clients) == [0, 1]
+
+
+def test_folders_and_links_in_the_place_of_files(tmp_path):
+    g, clients = make(3, {"w": (40, 30)})
+    spill, mine = tmp_path / "spill", tmp_path / "mine"
+    mine.write_text("kept")
+    server = fastagg.aggregator("fedawa")
+    with server.round(g, memory=1, spill=spill) as round:
+        round.add(0, clients[0])
+    for k in (1, 2):
+        Spill.path_of(spill, k).symlink_to(mine)
+    with server.resume_round(spill, memory=1) as round:
+        assert round.clients == [0]
+        Spill.path_of(spill, 2).symlink_to(mine)  # a file of its own takes the link's place
+        for k in (1, 2):
+            round.add(k, clients[k])
+        assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+    assert mine.read_text() == "kept"
+    with server.round(g, memory=1, spill=spill) as round:
+        Spill.path_of(spill, 1).mkdir()
+        with pytest.raises(InputError, match="not a regular file"):
+            round.add(1, clients[1])
+    with pytest.raises(InputError, match=r"client-.*\.safetensors cannot be removed"):
+        server.resume_round(spill)
+    Spill.path_of(spill, 1).rmdir()
+    server.resume_round(spill).cancel()  # the lock was released
+
+
+def test_a_round_that_was_closed_does_not_touch_the_next(tmp_path):
+    g, clients = make(2, {"w": (40, 30)})
+    server = fastagg.aggregator("fedavg")
+    first = server.round(g, memory=1, spill=tmp_path)
+    first.cancel()
+    with server.round(g, memory=1, spill=tmp_path) as round:
+        round.add(0, clients[0])
+        first.cancel()
+        assert_same_bits(round.finish(), clients[0])
 
 
 def test_a_stop_while_a_round_is_removed_leaves_no_client_to_the_next(tmp_path):

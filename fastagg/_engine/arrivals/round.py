@@ -21,7 +21,7 @@ from fastagg._engine.access import Access
 from fastagg._engine.arrivals import updates
 from fastagg._engine.arrivals.held import Held
 from fastagg._engine.arrivals.running import RunningSum
-from fastagg._engine.arrivals.spill import Spill, as_given, form_of
+from fastagg._engine.arrivals.spill import Spill, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
 from fastagg._engine.dtypes import FLOATING
@@ -124,11 +124,8 @@ class Round:
         return spill
 
     def _check_running(self, spill: Any) -> None:
-        if self._server.parts_of_mean(1.0, {}) is None or self._server.stages:
-            raise InputError(
-                f"{self._server.name}: running=True is for means whose weights do not depend on the models; leave it "
-                "out, and the clients are kept (memory=, spill=)"
-            )
+        if why := self._server.why_not_running(self._global):
+            raise InputError(f"{self._server.name}: {why}; leave it out, and the clients are kept (memory=, spill=)")
         if not self._looks:
             raise InputError("running=True has no client left to look at in the end: leave check out")
         if spill is not None or self._memory is not None:
@@ -154,20 +151,23 @@ class Round:
             raise TypeError("add() takes a client's model or its update")
         if update is not None and self._global is None:
             raise InputError("update= is of a global model, and server.round() was given none")
-        with self._changed:
-            self._wait_for(name)
-            if name in self._clients:
-                return self._refuse(name, "it has sent a model in this round already; the first one counts", keep=True)
-            self._coming[name] = None
+        sent, coming = model if update is None else update, False
         try:
-            arrived = self._checked(name, model if update is None else update, update is not None, size, inputs)
-            self._keep(name, arrived)
-        except BadClientError as error:
-            return self._refuse(name, next(iter(error.reasons.values())))
-        finally:
             with self._changed:
-                self._coming.pop(name, None)
-                self._changed.notify_all()
+                self._wait_for(name)
+                if name in self._clients:
+                    why = "it has sent a model in this round already; the first one counts"
+                    return self._refuse(name, why, keep=True)
+                coming, self._coming[name] = True, None
+            try:
+                self._keep(name, self._checked(name, sent, update is not None, size, inputs))
+            except BadClientError as error:
+                return self._refuse(name, next(iter(error.reasons.values())))
+        finally:
+            if coming:
+                self._coming.pop(name, None)  # before any lock: after Ctrl-C, nobody is to wait for it
+                with self._changed:
+                    self._changed.notify_all()
         return True
 
     def discard(self, client_id: ClientId) -> bool:
@@ -178,7 +178,7 @@ class Round:
             arrived = self._clients.get(name)
             if self._running and arrived is not None:
                 raise InputError(f"client {name!r} was added to the running sum: it cannot be taken out again")
-            if arrived is not None and arrived.spilled and self._spill is not None:
+            if self._spill is not None and (arrived is None or arrived.spilled):  # None: perhaps add() was interrupted
                 self._spill.remove(name)  # first: where that fails, the client is in the round here as well as there
             self._clients.pop(name, None)
             self._refused.pop(name, None)
@@ -208,21 +208,21 @@ class Round:
         out         as for server.aggregate()
         inputs      round inputs that clients have no entries in, such as proxy data; or those of all clients, by id
         """
-        with self._changed:
-            self._check_open()
-            self._state = "being finished"
-        state = "open"
+        ours, after = False, "open"
         try:
             with self._changed:
+                self._check_open()
+                ours, self._state = True, "being finished"
                 self._changed.wait_for(lambda: not self._coming)
             if client_ids is not None:
                 self._order(client_ids)
             result = self._aggregate(out, inputs)
-            state = "finished"
+            after = "finished"
         finally:
-            with self._changed:
-                self._state = state
-                self._changed.notify_all()
+            if ours:
+                self._state = after  # as in add()
+                with self._changed:
+                    self._changed.notify_all()
         return result
 
     def _order(self, client_ids: Sequence[ClientId]) -> None:
@@ -232,31 +232,36 @@ class Round:
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
-        self._end(remove=True)
+        self._end(remove_finished=True, remove_unfinished=True)
 
     def close(self) -> None:
         """Lets the clients go. Of a round that was not finished, those on the disk stay there for resume_round()"""
-        self._end(remove=False)
+        self._end(remove_finished=True, remove_unfinished=False)
 
-    def _end(self, remove: bool) -> None:
+    def _end(self, *, remove_finished: bool, remove_unfinished: bool) -> None:
         """Once nothing is done in other threads any more: the folder may be the next round's at once"""
         with self._changed:
             self._changed.wait_for(lambda: self._state != "being finished")
+            if self._state == "closed":  # and the folder, perhaps, another round's
+                return
             finished, self._state = self._state == "finished", "closed"
             self._changed.wait_for(lambda: not self._coming)
             self._clients.clear()
         if self._spill is not None:
-            if finished or remove:
-                self._spill.clear()
-            self._spill.close()
+            try:
+                if remove_finished if finished else remove_unfinished:
+                    self._spill.clear()
+            finally:
+                self._spill.close()
 
     def __enter__(self) -> Round:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None and self._state == "finished":
-            self._state = "not saved"  # who knows what became of the result
-        self.close()
+        if kind is None:
+            self.close()
+        else:  # who knows what became of the result
+            self._end(remove_finished=False, remove_unfinished=False)
 
     def _wait_for(self, name: ClientId) -> None:
         """Until it is known whether another model of this client, which is being added, counts"""
@@ -371,7 +376,7 @@ class Round:
 
     def _opened(self, model: Model, files: list[MappedFile]) -> StateDict:
         if not isinstance(model, str | os.PathLike | MappedModel):
-            return model
+            return dict(model) if isinstance(model, Mapping) else model  # whose entries the caller may replace
         opened = model if isinstance(model, MappedModel) else open_model(Path(model))
         files += opened.files
         return opened.tensors
@@ -404,7 +409,7 @@ class Round:
         self._refused.pop(name, None)  # an earlier model of its
 
     def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
-        sd, form = as_given(about, model), self._global or {}
+        sd, form = model.tensors, self._global or {}
         narrow = any(key in form and _dtype(form[key]) != _dtype(value) for key, value in sd.items())
         if self._form is None:
             self._form = sd
@@ -442,10 +447,14 @@ class Round:
     def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> Any:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
+        for name in total.parts.keys() - self._clients.keys():
+            raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
-        mean = dict(zip(self._form, total.mean(step), strict=True))
+        as_update = self._server.mean_as == "update"
+        mean = dict(zip(self._form, total.mean(step, as_update), strict=True))
+        access: Access = OfUpdates(InMemory()) if as_update else InMemory()
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
-        result, kept = rounds.run(self._server, InMemory(), self._global, [mean], None, None, out, anyone)
+        result, kept = rounds.run(self._server, access, self._global, [mean], None, None, out, anyone)
         self._server.commit(kept)
         result.weights = torch.from_numpy(step * shares)
         result.dropped = dict(self._refused)

@@ -40,7 +40,7 @@ class RunningSum:
         ]
         self.parts: dict[Any, tuple[float, float]] = {}  # by client: of parameters, of buffers
         self._is_buffer = np.zeros(len(self.like), dtype=int)
-        self._half: Any = None  # a client of which only some tensors were added
+        self._half = ""  # what was done with only some tensors, in words
         self._mean: list[torch.Tensor] | None = None
         self.any_data = False  # so far; integers are the largest of those who have some, or of all if nobody has
         self.of_updates = np.zeros(2)  # the parts of those who sent updates
@@ -51,9 +51,12 @@ class RunningSum:
         """The only client of a table"""
         [client], self._is_buffer = table.clients, (~table.layout.is_param).astype(int)
         with self._lock:
+            self._check_whole()
             if self._mean is not None:
                 raise InputError("the running sum was divided already: nobody can be added to it")
-            self._half = self._half or [name]
+            if name in self.parts:  # and in no round: add() was interrupted in between
+                raise InputError(f"client {name!r} was added to the running sum already")
+            self._half = f"client {name!r} was added in part only"
             counts = has_data or not self.any_data
             anew = not self.parts or (has_data and not self.any_data)
             self.any_data |= has_data
@@ -68,7 +71,7 @@ class RunningSum:
                     total.copy_(w if anew else torch.maximum(total, w))
             self.parts[name] = parts
             self.of_updates += np.array(parts) if is_update else 0.0
-            self._half = None
+            self._half = ""
 
     def shares(self, names: Iterable[Any]) -> np.ndarray:
         """The clients' weights in the mean of parameters"""
@@ -78,28 +81,35 @@ class RunningSum:
         return np.array([self.parts[name] for name in names])  # [K, 2]
 
     @one_thread()
-    def mean(self, step: float = 1.0) -> list[torch.Tensor]:
+    def mean(self, step: float = 1.0, as_update: bool = False) -> list[torch.Tensor]:
         """In the form of the model, in the memory of the sums: nothing can be added any more. Parameters have gone this
-        part of the way from the model that the sum is like"""
-        if self._half is not None:
-            raise InputError(f"client {self._half[0]!r} was added in part only: this sum cannot be used any more")
+        part of the way from the model that the sum is like; as_update: less that model, before it is rounded"""
+        self._check_whole()
         self.shares(self.parts)  # which says what is wrong where they sum to zero
         if self._mean is None:
-            masses = self.parts_of(self.parts).sum(0)
-            self._mean = [self._divided(t, masses, step) for t in range(len(self.sums))]
+            masses, self._half = self.parts_of(self.parts).sum(0), "the sum was divided in part only"
+            self._mean = [self._divided(t, masses, step, as_update) for t in range(len(self.sums))]
+            self._half = ""
         return self._mean
 
-    def _divided(self, t: int, masses: np.ndarray, step: float) -> torch.Tensor:
+    def _check_whole(self) -> None:
+        if self._half:
+            raise InputError(f"{self._half}: this sum cannot be used any more")
+
+    def _divided(self, t: int, masses: np.ndarray, step: float, as_update: bool) -> torch.Tensor:
         total, like, kind = self.sums[t], self.like[t], self._is_buffer[t]
         mass, of_updates, step = float(masses[kind]), float(self.of_updates[kind]), 1.0 if kind else step
         if like.dtype not in FLOATING:
+            if as_update and like.dtype != torch.bool:
+                total -= like.reshape(-1)
             return total.view(like.shape)
         new = total.view(like.dtype)[: total.numel()]  # an element is written when those up to it were read
-        base = like.detach().reshape(-1) if of_updates or step != 1 else None
+        of_base = 1 - step * (1 - of_updates / mass) - as_update
+        base = like.detach().reshape(-1) if of_base else None
         for at in range(0, total.numel(), CHUNK):
             piece = slice(at, at + CHUNK)
             value = total[piece] / (mass / step)
             if base is not None:
-                value.add_(base[piece].double(), alpha=1 - step * (1 - of_updates / mass))
+                value.add_(base[piece].double(), alpha=of_base)
             new[piece] = value
         return new.view(like.shape)

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ class Spill:
         self.clear()
         if global_tensors is not None:
             write(self.path / GLOBAL, global_tensors, {})
-        atomic.write_json(self.path / ROUND, self.about)
+        try:
+            atomic.write_json(self.path / ROUND, self.about)
+        except OSError as error:
+            raise _no_room(self.path / ROUND, error) from error
 
     def read(self) -> MappedModel | None:
         """What begin() wrote, after a stop; the global model as it was given.
@@ -88,7 +92,10 @@ class Spill:
         if not about.get("global"):
             return None
         model = open_model(self.path / GLOBAL)
-        model.tensors = as_given(about["global"], model)
+        try:
+            model.tensors = as_given(about["global"], model)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} and {GLOBAL} do not fit together: {error}") from error
         return model
 
     def put(self, name: Any, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> MappedModel:
@@ -97,26 +104,41 @@ class Spill:
         told = {CLIENT: json.dumps({"id": name, **about}, default=_plain)}
         try:
             write(path, tensors, told, lasting=self.resumable)
-            return open_model(path)
+            model = open_model(path)
+            model.tensors = as_given(about, model)
+            return model
         except BaseException:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
             raise
 
     def clients(self) -> Iterator[tuple[dict[str, Any], MappedModel]]:
-        """Those that are there. A damaged file is left out, and said so: that client has to send again."""
+        """Those that are there. A damaged file is left out, and said so: that client has to send again. One that this
+        process may not read, or not now, stays: InputError."""
         for path in sorted(self.path.glob(CLIENTS)):
             try:
                 model = open_model(path)
-                about = json.loads(model.metadata[CLIENT])
-                if self.path_of(self.path, about["id"]) != path:
-                    raise ValueError(f"it is of client {about['id']!r}")
-                yield about, model
-            except (InputError, KeyError, TypeError, ValueError) as error:
+                about = self._read_about(path, model)
+                model.tensors = as_given(about, model)
+            except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
+                if isinstance(error.__cause__, OSError):
+                    raise
                 LOG.warning("%s: left out of the round, its client has to send again: %s", path, error)
-                path.unlink(missing_ok=True)
+                _remove(path)
+                continue
+            yield about, model
+
+    def _read_about(self, path: Path, model: MappedModel) -> dict[str, Any]:
+        match about := json.loads(model.metadata[CLIENT]):
+            case {
+                "id": str() | int() as name, "update": bool(), "size": None | int() | float(), "inputs": dict(),
+                "keys": list(), "arrays": list(),
+            } if self.path_of(self.path, name) == path:  # fmt: skip
+                return about
+        raise ValueError("what it says of its client is damaged, or of another client")
 
     def remove(self, name: Any) -> None:
-        self.path_of(self.path, name).unlink(missing_ok=True)
+        _remove(self.path_of(self.path, name))
         atomic.sync_folder(self.path)
 
     def clear(self) -> None:
@@ -125,7 +147,7 @@ class Spill:
             return
         for pattern in (ROUND, GLOBAL, CLIENTS, f".{CLIENTS}*.part", f".{GLOBAL}*.part", f".{ROUND}*.part"):
             for path in self.path.glob(pattern):
-                path.unlink(missing_ok=True)
+                _remove(path)
             atomic.sync_folder(self.path)
 
     def close(self) -> None:
@@ -143,7 +165,10 @@ def form_of(own: Table) -> dict[str, Any]:
 
 
 def as_given(form: Mapping[str, Any], model: MappedModel) -> dict[str, Any]:
+    """The tensors of a file in that form; a KeyError, TypeError or ValueError where they have another"""
     arrays = set(form["arrays"])
+    if set(form["keys"]) != set(model.tensors):
+        raise ValueError("its tensors have other names than it says")
     tensors = ((key, model.tensors[key]) for key in form["keys"])
     return {key: to_numpy(tensor) if key in arrays else tensor for key, tensor in tensors}
 
@@ -160,7 +185,18 @@ def write(
             for key in order:
                 file.write(saved.bytes_of(tensors[key].detach()))
     except OSError as error:
-        raise InputError(f"{path}: cannot write there: {error.strerror or error}") from error
+        raise _no_room(path, error) from error
+
+
+def _no_room(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot write there: {error.strerror or error}")
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be removed: {error.strerror or error}") from error
 
 
 def _of_process(pid: int, do: Callable[..., Any], *given: Any) -> None:
