@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt", help="versions to install")
     parser.add_argument("--env", type=Path, help="keep the environment here (default: a new one, removed at the end)")
     options = parser.parse_args()
-    command = find(options.python) if options.python else shutil.which("python3")
+    command = find(options.python) if options.python else sys.executable
     if command is None:
         raise SystemExit(f"Python {options.python} is not on this machine (looked on PATH and in pyenv)")
     [wheel], [archive] = options.dist.glob("*.whl"), options.dist.glob("*.tar.gz")

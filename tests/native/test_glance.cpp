@@ -5,6 +5,9 @@
 namespace test {
 
 void glance() {
+#ifdef __aarch64__
+  CHECK(std::strcmp(simd_best(), "neon") == 0 && std::strcmp(simd_level(), "neon") == 0, "%s", simd_best());
+#endif
   ranking_glance();
   std::vector<Shape> all;
   for (int32_t dtype = 0; dtype < DTYPES; ++dtype)

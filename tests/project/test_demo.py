@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from benchmarks import demo, demo_training
+from benchmarks import demo, demo_speed, demo_training
 from benchmarks.demo_training import CONDITIONS, METHODS, Cell
 from fastagg.sim.config import from_dict
 
@@ -57,6 +57,20 @@ def test_there_is_something_to_look_at(out, text):
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert '<img src="accuracy.png"' in (out / "report.html").read_text()
     assert re.search(r"FedAWA . +[0-9.]+ (ms|s) ", text)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_busy_machine_has_no_ratios(busy, monkeypatch):
+    """Times in which other programs had the processor are not compared"""
+    monkeypatch.setattr(demo_speed, "SHARE", 1e9 if busy else 0)
+    screen = demo.Screen()
+    table, said = demo_speed.compare(screen.console, "resnet20", 7, 0)
+    screen.copy.print(table)
+    text = screen.copy.export_text()
+    assert bool(re.search(r"FedAvg .* \? ", text)) == busy
+    assert bool(re.search(r"FedAvg .*[0-9] x ", text)) != busy
+    assert (said == [demo_speed.BUSY]) == busy
+    assert any("Time in reads" in line for line in said) != busy
 
 
 def test_words_follow_the_numbers():

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -24,6 +25,8 @@ LEFT_OUT = (  # of tests: see MANIFEST.in
 TOP = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "MANIFEST.in", "README.md", "build-requirements.txt",
        "constraints.txt", "pyproject.toml", "setup.py", "tools/__init__.py", "tools/stubs.py"}  # fmt: skip
 SOURCE = "https://github.com/fastagg/fastagg/"
+# With the build tools of this environment, which need not be activated
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 # Everything of the package but what the native modules and the editable install of this environment would lend it
 ALONE = """
 import sys
@@ -64,11 +67,11 @@ def test_pypi_can_follow_every_link(sdist):
 
 def build(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps", "-w", out, source]
-    settings = {**os.environ, "FASTAGG_CUDA": "0", "FASTAGG_NATIVE": "", "CXX": "/bin/false", **environment}
-    return subprocess.run(list(map(str, command)), env=settings, capture_output=True, text=True)
+    settings = {**os.environ, "FASTAGG_CUDA": "0", "FASTAGG_NATIVE": "", "CXX": "/bin/false", "PATH": PATH}
+    return subprocess.run(list(map(str, command)), env=settings | environment, capture_output=True, text=True)
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="no cmake")
 @pytest.mark.parametrize("missing", ["compiler", "cmake"])
 def test_without_native_code(sdist, tmp_path, missing):
     source, out = wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out"
@@ -104,7 +107,7 @@ assert main(["info"]) == 0
     assert "fastagg: the much slower" not in used.stderr  # info has said it
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+@pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="no cmake")
 @pytest.mark.parametrize("asked", ["FASTAGG_NATIVE", "FASTAGG_CUDA"])
 def test_who_asks_for_native_code_gets_it_or_an_error(sdist, tmp_path, asked):
     done = build(wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out", **{asked: "1"})
