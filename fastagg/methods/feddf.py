@@ -63,8 +63,8 @@ def mean_output(
     for tensors in models:
         output = student.output_of(tensors, given)
         if not isinstance(output, Tensor) or output.dim() < 2 or output.shape[1] < 2:
-            found = f"has shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"is a {type(output).__name__}"
-            raise InputError(f"the model's output {found}; expected logits of two classes or more, [N, classes]")
+            form = f"has shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"is a {type(output).__name__}"
+            raise InputError(f"the model's output {form}; expected logits of two classes or more, [N, classes]")
         output = output.to(wide_dtype(output.dtype))
         said = output if read is None else read(output)
         total = said if total is None else total + said

@@ -197,7 +197,8 @@ def check_out(name: str, out: Path, given: dict[str, Any], folders: list[Path]) 
 def one_run(method: str, values: dict[str, Any], seed: int) -> Config:
     """The configuration of `method`, a name with options perhaps: fedawa:steps=5,reg=euc"""
     name, options = config.with_options(method)
-    return config.from_dict(values | {"method": name, "options": {**values.get("options", {}), **options}, "seed": seed})
+    options = {**values.get("options", {}), **options}
+    return config.from_dict(values | {"method": name, "options": options, "seed": seed})
 
 
 def speed(groups: dict[str, list]) -> list[str]:

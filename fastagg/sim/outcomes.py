@@ -139,8 +139,8 @@ def check_measures(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, metric
         outputs = model(x[:2])
         value = loss(outputs, y[:2])
         if not isinstance(value, Tensor) or (value.dim() and len(value) != len(y[:2])):
-            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ValueError(f"sim: the loss of 2 samples has {found}; expected a tensor, a value of each or their mean")
+            found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ValueError(f"sim: the loss of 2 samples is {found}; expected a tensor, a value of each or their mean")
         if metric is not None:
             value = metric(outputs, y[:2])
             if not isinstance(value, Tensor | np.ndarray | np.generic | float | int):

@@ -252,6 +252,9 @@ def test_full_disk(when, tmp_path, capsys, monkeypatch):
         ),
         (["sim", "--config", "nowhere.toml"], "nowhere.toml"),
         (["compare", "fedavg", "--seeds", "0"], "seeds=0"),
+        (["compare", "fedavg", "--baseline", "fedavgg"], "baseline='fedavgg' is not in this comparison"),
+        (["compare", "fedavg", "--grid", "alpha"], "--grid alpha: expected an option with values, as alpha=0.1,0.5"),
+        (["compare", "fedavg", "--grid", "seed=0,1"], "seeds are not for a grid"),
         (["sim", "--data", "mnist", "--data-dir", "nowhere", "--jobs", "1"], "train-images"),
     ],
 )

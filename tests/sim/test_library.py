@@ -131,7 +131,7 @@ def test_own_split(digits):
         (lambda y, K, rng: [np.arange(5)], "has 1 clients, expected 4"),
         (lambda y, K, rng: [[0], [1], [], [2]], "client 2 has no samples"),
         (lambda y, K, rng: None, "the split returned a NoneType; expected a list with the indices of each client's"),
-        (lambda y, K, rng: dict.fromkeys(range(K), [1]), "the split returned a dict"),
+        (lambda y, K, rng: {k: [k] for k in range(K)}, "the split returned a dict"),
         (lambda y, K, rng: [np.arange(k, 404, K) for k in range(K)], "client 0 sample 400; expected 0 to 399"),
         (lambda y, K, rng: [[0], [1], [2], [-1]], "client 3 sample -1; expected 0 to 399"),
         (lambda y, K, rng: [[0.5], [1], [2], [3]], r"entry of client 0 is float64 of shape \(1,\); expected indices"),
@@ -226,7 +226,8 @@ def make_linear() -> nn.Module:
 
 
 def test_a_grid_of_objects(digits, tmp_path):
-    grid = {"model": [make_net, make_linear], "local": [FedProx(mu=0.1), FedProx(mu=1.0), "sgd"], "split": [to_every_second]}
+    local = [FedProx(mu=0.1), FedProx(mu=1.0), "sgd"]
+    grid = {"model": [make_net, make_linear], "local": local, "split": [to_every_second]}
     options = {"data": digits, "grid": grid, "jobs": 1, "progress": False, "out": tmp_path / "cmp", **SMALL}
     runs = fastagg.sim.compare(["fedavg"], **options)
     assert len({tuple(run.loss) for run in runs}) == len(runs) == 6
@@ -236,8 +237,8 @@ def test_a_grid_of_objects(digits, tmp_path):
     again = fastagg.sim.compare(["fedavg"], **options, callbacks=[lambda record, o: seen.append(record)])
     assert not seen  # the same objects are the same runs
     assert [run.loss.tolist() for run in again] == [run.loss.tolist() for run in runs]
+    two = {"model": [lambda: make_net(), lambda: make_linear()]}  # without a name to tell them apart
     with pytest.raises(ValueError, match=r"would be the same run.*leave one out"):
-        two = {"model": [lambda: make_net(), lambda: make_linear()]}  # without a name to tell them apart
         fastagg.sim.compare(["fedavg"], **options | {"grid": two, "out": None})
 
 
@@ -397,8 +398,8 @@ def test_own_metric(digits):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"loss": lambda outputs, y: 1.0}, "the loss of 2 samples has a float; expected a tensor"),
-        ({"loss": lambda outputs, y: outputs.mean(0)}, r"the loss of 2 samples has shape \(10,\)"),
+        ({"loss": lambda outputs, y: 1.0}, "the loss of 2 samples is a float; expected a tensor"),
+        ({"loss": lambda outputs, y: outputs.mean(0)}, r"the loss of 2 samples is of shape \(10,\)"),
         ({"loss": nn.CrossEntropyLoss}, "loss=<class .*CrossEntropyLoss'>; expected a function"),
         ({"metric": lambda outputs, y: "good"}, "the metric of 2 samples is a str; expected a number"),
         ({"metric": 3}, "metric=3; expected a function"),

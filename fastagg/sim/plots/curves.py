@@ -117,7 +117,7 @@ def draw_panels(groups: Groups, panels: list[Panel]) -> Figure | None:
         log = panel.may_be_log and shown.min() > 0 and shown.max() > 30 * shown.min()
         axes.set(ylabel=panel.ylabel + (", log scale" if log else ""))
         middle = (shown.min() + shown.max()) / 2
-        if 0 < abs(middle) and np.ptp(shown) < 1e-4 * abs(middle):  # the same but for rounding, which is not to be seen
+        if middle and np.ptp(shown) < 1e-4 * abs(middle):  # the same but for rounding, which is not to be seen
             axes.set_ylim(middle - 0.1 * abs(middle), middle + 0.1 * abs(middle))
         if log:
             axes.set_yscale("log")
