@@ -78,9 +78,10 @@ def entropy(runs: list[report.Run]) -> list[str]:
 def gain(runs: list[report.Run], rounds: int, score: str = "accuracy") -> list[str]:
     """What is left of a method beside equal weights: accuracy, the length of its steps, and its weights' spread.
 
-    Accuracy (score="personal_accuracy": of clients' own models, on their shares of the test set) and differences are of the mean of the last ten of so many rounds, seed by seed. The step is the length of
-    what a round adds to the global model, as a part of what FedAvg's weights would have added from the same clients.
-    The largest and smallest weight are in units of 1 / K. Steps and weights are means over rounds and seeds."""
+    Accuracy (score="personal_accuracy": of clients' own models, on their shares of the test set) and differences are of
+    the mean of the last ten of so many rounds, seed by seed. The step is the length of what a round adds to the global
+    model, as a part of what FedAvg's weights would have added from the same clients. The largest and smallest weight
+    are in units of 1 / K. Steps and weights are means over rounds and seeds."""
     head = ["method", "accuracy, %", "against uniform, points", "95 % interval", "against fedavg", "95 % interval",
             "step, of FedAvg's", "largest weight", "smallest"]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
