@@ -15,7 +15,7 @@ from fastagg._engine.forked import one_thread
 from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
 
-CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB
+CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB. Not kept, they took 1.4 x the time
 
 
 class RunningSum:
@@ -38,6 +38,7 @@ class RunningSum:
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
         ]
+        self._wide = torch.empty(min(CHUNK, len(memory)), dtype=torch.float64)
         self.parts: dict[Any, tuple[float, float]] = {}  # by client: of parameters, of buffers
         self._is_buffer = np.zeros(len(self.like), dtype=int)
         self._half = ""  # what was done with only some tensors, in words
@@ -63,8 +64,8 @@ class RunningSum:
             for t, w in enumerate(client):
                 w, total, part = w.detach().reshape(-1), self.sums[t], parts[self._is_buffer[t]]
                 if w.dtype in FLOATING:
-                    for at in range(0, w.numel() if part else 0, CHUNK):  # in float64, the wider of the two
-                        total[at : at + CHUNK].add_(w[at : at + CHUNK], alpha=part)
+                    for piece, add in zip(w.split(CHUNK), total.split(CHUNK), strict=True) if part else ():
+                        add.add_(self._wide[: len(piece)].copy_(piece), alpha=part)
                 elif counts:
                     if is_update and w.dtype != torch.bool:
                         w = w + self.like[t].reshape(-1)
