@@ -4,7 +4,7 @@ python -m benchmarks.results fig2 runs/fig2              do client vectors mirro
 python -m benchmarks.results entropy runs/weiavg         do WeiAvg's weights follow label entropy?
 python -m benchmarks.results table runs/a [runs/b ...]   the table of a comparison
 python -m benchmarks.results gain docs/results/fashion-e1.xz --rounds 100    what is left beside equal weights
-python -m benchmarks.results page docs/results.md        makes the tables of the page again, from the files beside it
+python -m benchmarks.results page docs/results.md        makes its tables and figures again, from the files beside it
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from fastagg._engine import atomic
 from fastagg.sim import archive, report
+from fastagg.sim.plots.curves import Panel, draw_panels
+from fastagg.sim.plots.steps import matched, of_weights
+from fastagg.sim.plots.style import save
 from fastagg.sim.statistics import paired
 
 
@@ -87,13 +92,9 @@ def gain(runs: list[report.Run], rounds: int, score: str = "accuracy") -> list[s
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
     scores: dict[str, dict[int, float]] = {}
     seen: dict[str, list[np.ndarray]] = {}
-    for run in runs:
-        records = [m for m in run.metrics if 0 < m["round"] <= rounds]
-        if not records or records[-1]["round"] < rounds:
-            continue
-        label = run.summary["label"]
-        scores.setdefault(label, {})[run.config["seed"]] = 100 * float(np.mean([m[score] for m in records[-10:]]))
-        seen.setdefault(label, []).append(_steps_and_spread(records))
+    for label, some in _until(runs, rounds).items():
+        scores[label] = {r.config["seed"]: 100 * float(np.mean([m[score] for m in r.metrics[-10:]])) for r in some}
+        seen[label] = [_steps_and_spread(r.metrics) for r in some]
     for label in sorted(scores, key=lambda name: -np.mean(list(scores[name].values()))):
         cells = [label, f"{np.mean(list(scores[label].values())):.2f}"]
         for base in ("uniform", "fedavg"):
@@ -107,6 +108,24 @@ def gain(runs: list[report.Run], rounds: int, score: str = "accuracy") -> list[s
     seeds = sorted({len(found) for found in scores.values()})
     said = f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     return [*lines, "", f"{said}, {rounds} rounds. Bold: 0 is not in the interval (Student's t, seed by seed)."]
+
+
+def drawn(runs: list[report.Run], rounds: int, score: str = "accuracy") -> Figure:
+    """The same by round: means over seeds, and bands from the lowest to the highest"""
+    panels = [
+        Panel(lambda m, run: 100 * m[score] if m.get(score) is not None else None, f"{score.replace('_', ' ')} (%)"),
+        Panel(matched, "step / FedAvg's step", reference=1, may_be_log=True),
+        Panel(lambda m, run: of_weights(m, np.max), "largest weight / equal weight", reference=1),
+    ]
+    figure = draw_panels(_until(runs, rounds), panels)
+    assert figure is not None
+    return figure
+
+
+def _until(runs: list[report.Run], rounds: int) -> report.Groups:
+    """Runs that have so many rounds, and these only"""
+    cut = [replace(run, metrics=[m for m in run.metrics if 0 < m["round"] <= rounds]) for run in runs]
+    return report.group([run for run in cut if run.metrics and run.metrics[-1]["round"] == rounds])
 
 
 def _steps_and_spread(records: list[dict]) -> np.ndarray:
@@ -148,7 +167,11 @@ def publish(page: Path) -> int:
         nonlocal made
         made += 1
         args = arguments(found[1].split())
-        lines = answer(args.what, [page.parent / path for path in args.paths], args.rounds, args.score)
+        paths = [page.parent / path for path in args.paths]
+        lines = answer(args.what, paths, args.rounds, args.score)
+        if args.figure:
+            save(drawn(read(paths), args.rounds, args.score), page.parent / args.figure, "png")
+            lines += ["", f"![Accuracy, length of the step and largest weight by round]({args.figure})"]
         return "\n".join([f"<!-- results: {found[1]} -->", "", *lines, "", "<!-- end of results -->"])
 
     text = re.sub(r"<!-- results: (.*?) -->.*?<!-- end of results -->", again, text, flags=re.DOTALL)
@@ -162,6 +185,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("paths", nargs="+", type=Path, help="folders of runs, files of packed ones; or a page")
     parser.add_argument("--rounds", type=int, default=100, help="gain: of how many rounds (default: %(default)s)")
     parser.add_argument("--score", choices=["accuracy", "personal_accuracy"], default="accuracy", help="gain: of what")
+    parser.add_argument("--figure", type=Path, help="gain, in a page: the same by round, as a PNG file beside the page")
     return parser.parse_args(given)
 
 

@@ -19,26 +19,27 @@ def step(groups: Groups) -> Figure | None:
     """Length of the global step, and relative to FedAvg's step with the same clients' models"""
     panels = [
         Panel(lambda m, run: m.get("step"), "length of the global step", may_be_log=True),
-        Panel(_matched, "step / FedAvg's step", reference=1, may_be_log=True),
+        Panel(matched, "step / FedAvg's step", reference=1, may_be_log=True),
     ]
     return draw_panels(groups, panels)
 
 
-def _matched(m: dict[str, Any], run: Run) -> float | None:
+def matched(m: dict[str, Any], run: Run) -> float | None:
+    """The global step, as a part of FedAvg's with the same clients' models"""
     return m["step"] / m["fedavg_step"] if m.get("step") is not None and m.get("fedavg_step") else None
 
 
 def spread(groups: Groups) -> Figure | None:
     """Largest and smallest weight in units of an equal one, and how many equal clients would weigh as much"""
     panels = [
-        Panel(lambda m, run: _of_weights(m, np.max), "largest weight / equal weight", reference=1),
-        Panel(lambda m, run: _of_weights(m, np.min), "smallest weight / equal weight", reference=1),
-        Panel(lambda m, run: _of_weights(m, lambda w: 1 / np.mean(w**2)), "share of clients that count", reference=1),
+        Panel(lambda m, run: of_weights(m, np.max), "largest weight / equal weight", reference=1),
+        Panel(lambda m, run: of_weights(m, np.min), "smallest weight / equal weight", reference=1),
+        Panel(lambda m, run: of_weights(m, lambda w: 1 / np.mean(w**2)), "share of clients that count", reference=1),
     ]
     return draw_panels(groups, panels)
 
 
-def _of_weights(m: dict[str, Any], of: Any) -> float | None:
+def of_weights(m: dict[str, Any], of: Any) -> float | None:
     """A number of a round's weights, scaled so that their mean is 1"""
     w = np.array(m.get("weights") or [], float)
     if len(w) < 2 or not np.isfinite(w).all() or w.sum() <= 0:
