@@ -57,7 +57,7 @@ test: $(VENV)/ready
 
 test-integrations: $(INTEGRATIONS:%=test-%) test-byzfl
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
-	$(VENV)-$*/bin/pytest -m integration tests/integrations/test_$*.py tests/integrations/test_$*_*.py
+	$(VENV)-$*/bin/pytest -m integration -n 2 --dist loadfile tests/integrations/test_$*.py tests/integrations/test_$*_*.py
 
 test-peft: $(VENV)-peft/ready
 	$(VENV)-peft/bin/pytest -m integration tests/integrations/test_peft.py
@@ -188,7 +188,7 @@ $(INTEGRATIONS:%=$(VENV)-%/ready) $(VENV)-peft/ready: $(VENV)-%/ready: build/whe
 	$(call step,an environment with $(WITH): 1 to 3 min)
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt \
-	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest scikit-learn matplotlib
+	  "$$(echo build/wheel/fastagg-*.whl)[$*]" "$(WITH)" pytest pytest-xdist scikit-learn matplotlib
 	touch $@
 
 # ziamath is here for its font
