@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's list of files")
 LEFT_OUT = (  # of tests: see MANIFEST.in
-    "tests/project/", "tests/integrations/", "tests/sim/test_faults.py", "tests/arrivals/test_bounded.py"
+    "tests/project/", "tests/integrations/", "tests/sim/test_faults.py", "tests/arrivals/test_bounded.py",
+    *(f"tests/helpers/{name}.py" for name in ("byzfl", "flower_nodes", "page_names", "pages", "run_benchmark")),
 )  # fmt: skip
 TOP = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "MANIFEST.in", "README.md", "build-requirements.txt",
        "constraints.txt", "pyproject.toml", "setup.py", "tools/__init__.py", "tools/stubs.py"}  # fmt: skip
