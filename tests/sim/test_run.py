@@ -252,9 +252,8 @@ def test_bad_options(options, message):
 
 
 def test_methods_that_learn_on_proxy_data_need_some(digits):
-    sim = Simulation(run_of(method="fedlaw", proxy=0), digits)
     with pytest.raises(ValueError, match="give it some: proxy=100"):
-        sim.next_round()
+        Simulation(run_of(method="fedlaw", proxy=0), digits)
 
 
 def test_labels_tell_methods_apart():
