@@ -174,10 +174,14 @@ $(VENV)/demo: $(SOURCES) $(VENV)/build $(VENV)/torch
 	@FASTAGG_CUDA=0 $(BUILD) install --no-build-isolation -c constraints.txt -e ".[demo]"
 	@touch $@
 
+# The one that fastagg's kernels need, and there is for Python 3.11 and later. torch 2.13 from PyPI asks for an older one
+TRITON := "triton==3.9.0; platform_system == 'Linux' and python_version >= '3.11'"
+
 # Editable, so that a change of a .py file needs no step; a change of a native file builds again.
 $(VENV)/ready: $(SOURCES) $(VENV)/build $(VENV)/torch
 	$(call step,what tests need and fastagg's native code with CUDA if there is an nvcc: 2 to 5 min)
 	@$(BUILD) install --no-build-isolation -c constraints.txt -e ".[test,demo]"
+	@$(PIP) install --no-deps $(TRITON)
 	@touch $@
 
 # The package as its users get it, built once, with the framework as its extra

@@ -12,6 +12,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+NOT_THERE = "not on a package index yet"  # what pages say before the first release
 
 
 def versions() -> dict[str, str]:
@@ -28,6 +29,9 @@ def why_not(tag: str) -> str:
     wrong = [f"{file} has version {version}" for file, version in stated.items() if f"v{version}" != tag]
     if "(unreleased)" in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1].splitlines()[0]:
         wrong.append("CHANGELOG.md says (unreleased), where the date belongs")
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    early = sorted(str(page.relative_to(ROOT)) for page in pages if NOT_THERE in " ".join(page.read_text().split()))
+    wrong += [f"{page} says that fastagg is {NOT_THERE}" for page in early]
     return "; ".join(wrong)
 
 

@@ -8,18 +8,22 @@ process that is killed leaves its temporary file; the next write of the same tar
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fastagg._engine.checks import InputError
+from fastagg._engine.regular import check_system
+
+if sys.platform != "win32":
+    import fcntl
 
 
 class Lock:
@@ -30,6 +34,7 @@ class Lock:
     """
 
     def __init__(self, path: Path, what: str) -> None:
+        check_system(path)
         self.path = path
         while True:
             self.fd = self._open(what)
@@ -76,6 +81,7 @@ class Temporary:
     """
 
     def __init__(self, target: Path) -> None:
+        check_system(target)
         self.target, mode = target, mode_of(target)
         while True:
             self.path = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(8)}.part")

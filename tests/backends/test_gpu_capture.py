@@ -102,8 +102,10 @@ def test_the_example_of_the_page(gpu, cohort, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: gpu.capture())
-    page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
-    example = re.search(r"## CUDA graphs.*?```python\n(.*?)```", page, re.DOTALL)[1]
+    page = Path(__file__).parents[2] / "docs/gpu.md"
+    if not page.exists():
+        pytest.skip("an sdist has no docs")
+    example = re.search(r"## CUDA graphs.*?```python\n(.*?)```", page.read_text(), re.DOTALL)[1]
     exec(example, {"torch": torch, "fastagg": fastagg, "K": K, "clients": cohort[1]})
 
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's list of files")
 LEFT_OUT = (  # of tests: see MANIFEST.in
-    "tests/project/", "tests/integrations/", "tests/sim/test_faults.py", "tests/arrivals/test_bounded.py"
+    "tests/project/", "tests/integrations/", "tests/sim/test_faults.py", "tests/arrivals/test_bounded.py",
+    *(f"tests/helpers/{name}.py" for name in ("byzfl", "flower_nodes", "page_names", "pages", "run_benchmark")),
 )  # fmt: skip
 TOP = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "MANIFEST.in", "README.md", "build-requirements.txt",
        "constraints.txt", "pyproject.toml", "setup.py", "tools/__init__.py", "tools/stubs.py"}  # fmt: skip
@@ -105,6 +106,49 @@ assert main(["info"]) == 0
     assert used.returncode == 0, used.stderr
     assert "not available: fastagg was installed without its native code" in used.stdout
     assert "fastagg: the much slower" not in used.stderr  # info has said it
+
+
+LACKING = """
+import ctypes, mmap, os, signal, sys
+import torch, safetensors.torch  # which would not be those for Windows
+sys.platform = "win32"
+for name in ("fcntl", "triton", "fastagg._cpu", "fastagg._cuda"):
+    sys.modules[name] = None
+for module, names in {
+    os: ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "RTLD_NOLOAD", "fchmod", "fork", "register_at_fork"),
+    mmap: [name for name in dir(mmap) if name.startswith(("MADV_", "MAP_", "PROT_"))], signal: ("pthread_sigmask",),
+}.items():
+    for name in names:
+        delattr(module, name)
+class CDLL(ctypes.CDLL):
+    def __init__(self, name, *args, **options):
+        if name is None:
+            raise TypeError("bad argument type for built-in operation")
+        super().__init__(name, *args, **options)
+ctypes.CDLL = CDLL
+"""
+
+
+def test_models_are_aggregated_where_files_cannot_be_written(tmp_path):
+    """Windows, as far as Linux can be without what that lacks"""
+    code = f"""{LACKING}
+import fastagg
+g, clients = {{"a.weight": torch.zeros(5)}}, [{{"a.weight": torch.full((5,), float(k))}} for k in range(3)]
+server = fastagg.aggregator("fedadam", weights="fedawa")
+server.aggregate(g, clients, [1, 1, 2])
+assert torch.equal(fastagg.fedavg(g, clients, [1, 1, 2])["a.weight"], torch.full((5,), 1.25))
+for call in (server.save, server.load, lambda path: fastagg.aggregate_files("fedavg", path, [path], path)):
+    try:
+        call({str(tmp_path / "file")!r})
+    except fastagg.InputError as error:
+        print(error)
+"""
+    used = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )  # fmt: skip
+    assert used.returncode == 0, used.stderr
+    assert used.stdout.count("on Windows, fastagg neither reads nor writes files") == 3
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(shutil.which("cmake", path=PATH) is None, reason="no cmake")

@@ -29,15 +29,28 @@ def test_a_tag_of_another_version_is_refused():
     assert "pyproject.toml has version" in release.why_not("v99.0.0")
 
 
-def test_an_unreleased_section_is_refused(tmp_path, monkeypatch):
-    tag = f"v{PROJECT['version']}"
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """One that can be released"""
     for name in ("pyproject.toml", "CITATION.cff"):
         (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {PROJECT['version']} (2030-01-01)\n\n- A line.\n")
     monkeypatch.setattr(release, "ROOT", tmp_path)
-    for date, problem in (("unreleased", "CHANGELOG.md says (unreleased)"), ("2030-01-01", "")):
-        (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {PROJECT['version']} ({date})\n\n- A line.\n")
-        assert release.why_not(tag).startswith(problem)
-        assert bool(release.why_not(tag)) == bool(problem)
+    assert release.why_not(f"v{PROJECT['version']}") == ""
+    return tmp_path
+
+
+def test_an_unreleased_section_is_refused(tree):
+    changes = (tree / "CHANGELOG.md").read_text()
+    (tree / "CHANGELOG.md").write_text(changes.replace("2030-01-01", "unreleased"))
+    assert release.why_not(f"v{PROJECT['version']}").startswith("CHANGELOG.md says (unreleased)")
+
+
+def test_a_page_that_knows_of_no_release_is_refused(tree):
+    (tree / "docs").mkdir()
+    (tree / "docs/start.md").write_text("It is not on a package\nindex yet.\n")
+    said = release.why_not(f"v{PROJECT['version']}")
+    assert said == "docs/start.md says that fastagg is not on a package index yet"
 
 
 def test_one_address():
