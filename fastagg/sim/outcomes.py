@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastagg._engine.checks import check_integer
+from fastagg.sim.devices import float64
 from fastagg.sim.workers import one_thread, spread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
@@ -130,7 +131,7 @@ class Outcomes:
 
 def mean_of(values: Any) -> float:
     """Of a tensor, an array or a number"""
-    return float(values.double().mean()) if isinstance(values, Tensor) else float(np.mean(values))
+    return float(float64(values).mean()) if isinstance(values, Tensor) else float(np.mean(values))
 
 
 def check_measures(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, metric: Measure | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fastagg.sim.devices import widest
 from fastagg.sim.local import Algorithm, Client
 from fastagg.sim.outcomes import Measure, autocast
 from fastagg.sim.steps import step
@@ -54,7 +55,7 @@ class Together:
         stacked = lambda states: {key: torch.stack([sd[key] for sd in states]) for key in states[0]}  # noqa: E731
         start, memory = stacked([c.start for c in clients]), stacked([c.memory for c in clients])
         params, momentum = {key: value.clone() for key, value in start.items()}, stacked(momenta)
-        total = torch.zeros(len(clients), dtype=torch.float64, device=self._device)
+        total = torch.zeros(len(clients), dtype=widest(self._device), device=self._device)
         together = len(plans[FEW - 1]) if len(plans) >= FEW else 0
         for t in range(together):
             batches = [plan[t] for plan in plans if len(plan) > t]
@@ -64,7 +65,7 @@ class Together:
             part = part.to(self._device, next(iter(params.values())).dtype)
             now = at_work(params)
             gradients, (_, loss) = self._gradient(now, x[indices], y[indices], part, shares[:K].to(part))
-            total[:K] += loss.double() * torch.tensor([len(batch) for batch in batches]).to(total)
+            total[:K] += loss.to(total) * torch.tensor([len(batch) for batch in batches]).to(total)
             all_of_them = replace(clients[0], start=at_work(start), memory=at_work(memory))
             step(all_of_them, self._algorithm, now, gradients, at_work(momentum), self._local)
         for client, plan, summed in zip(clients, plans, total.tolist(), strict=True):
