@@ -77,9 +77,9 @@ def test_the_same_run_on_another_device(model, options, digits, tmp_path):
 def test_a_run_goes_on_elsewhere(digits, tmp_path):
     whole = fastagg.sim.simulate(mlp, digits, **SMALL)
     with Elsewhere():
-        options = SMALL | {"device": "mps", "out": tmp_path / "run"}
-        fastagg.sim.simulate(mlp, digits, **options | {"rounds": 1})
-        resumed = fastagg.sim.simulate(mlp, digits, resume=True, **options)
+        options: dict[str, Any] = SMALL | {"device": "mps"}
+        fastagg.sim.simulate(mlp, digits, out=tmp_path / "run", **options | {"rounds": 1})
+        resumed = fastagg.sim.simulate(mlp, digits, out=tmp_path / "run", resume=True, **options)
     assert whole.model is not None
     assert resumed.model is not None
     torch.testing.assert_close(resumed.model, whole.model, rtol=1e-3, atol=1e-4)
