@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -33,14 +34,17 @@ class Together:
         self._gradient = vmap(grad_and_value(self._loss, has_aux=True))
 
     def works(self, x: Tensor, y: Tensor) -> bool:
-        """Whether torch.func can do with this model and loss; models that draw random numbers are none of those"""
+        """Whether torch.func can do with this model and loss: not where models draw random numbers, nor where it warns
+        that it does an operation one client after the other (nn.EmbeddingBag)"""
         params = {name: value.detach()[None] for name, value in self._module.named_parameters()}
         xs, ys = (t[None, :1].to(self._device) for t in (x, y))
         try:
             part = torch.ones(1, 1, device=self._device)
             shares = torch.ones(1, len(params[self._head]) if self._head in params else 0, device=self._device)
-            self._gradient(params, xs, ys, part, shares)
-        except (RuntimeError, ValueError, TypeError, IndexError):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "There is a performance drop")
+                self._gradient(params, xs, ys, part, shares)
+        except (RuntimeError, ValueError, TypeError, IndexError, UserWarning):
             return False
         return True
 
