@@ -199,4 +199,5 @@ def class_weights(P: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def row_norms(weight: torch.Tensor) -> np.ndarray:
-    return torch.linalg.vector_norm(weight.detach().flatten(1), dim=1, dtype=torch.float64).cpu().numpy()
+    weight = weight.detach().cpu() if weight.device.type == "mps" else weight.detach()  # which has no float64
+    return torch.linalg.vector_norm(weight.flatten(1), dim=1, dtype=torch.float64).cpu().numpy()

@@ -15,6 +15,7 @@ partition.py    who has which samples; domains.py: where each client has samples
 models.py       the networks of the papers, with their layers in networks/, and those of a user
 attack          what malicious clients do
 local.py        what clients do; train.py: how that is computed, one by one or all at once
+devices.py      where
 simulation.py   the rounds: choose, train, aggregate, evaluate
 run.py          a whole run; stores.py: what is written of it; jobs.py: several in processes
 comparison.py   runs side by side; statistics.py: differences over the same seeds, with confidence intervals

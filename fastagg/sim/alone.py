@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,14 +75,6 @@ def call(train: Callable[[Client], Any], client: Client) -> None:
         )
     if not isinstance(client.memory, dict) or not all(isinstance(v, Tensor) for v in client.memory.values()):
         raise ValueError("local training: client.memory must be a dict of tensors, by name")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """torch's random numbers of the CPU from this seed, and afterwards as they were"""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def lying_as(like: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

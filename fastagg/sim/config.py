@@ -331,6 +331,12 @@ def from_dict(values: dict[str, Any], where: str = "") -> Config:
     values = dict(values)
     if (alias := values.get("method")) in ALIASES:
         means = ALIASES[alias]
+        given, own = values.get("algorithm", "sgd"), means.get("algorithm", "sgd")
+        if "sgd" not in (given, own) and given != own:
+            raise ValueError(
+                f"{where or 'sim'}: {alias} is {means['method']} with algorithm={own}, and algorithm={given} was given "
+                f"too; choose {means['method']}, or leave it out"
+            )
         values |= {k: v for k, v in means.items() if k != "options"}
         values["options"] = {**means.get("options", {}), **values.get("options", {})}
     return Config(**values)

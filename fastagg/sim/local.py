@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import fastagg
 from fastagg._engine.checks import check_choice, check_number
+from fastagg.sim.devices import widest
 
 State = dict[str, Tensor]
 
@@ -71,7 +72,7 @@ class Client:
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         mean = self.mean_loss(outputs, y)
-        self.total = self.total + mean.detach().double() * len(y)
+        self.total = self.total + mean.detach().to(widest(mean.device)) * len(y)
         self.seen += len(y)
         return mean
 

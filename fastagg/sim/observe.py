@@ -9,6 +9,7 @@ import torch
 
 import fastagg
 from fastagg.sim.config import Config
+from fastagg.sim.devices import float64
 from fastagg.sim.train import Update
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def step_lengths(
     if sim.personal:
         return {"step": None, "fedavg_step": None}
     names = [name for name, _ in sim.module.named_parameters()]
-    moved = sum((sim.models[0][n].double() - before[n].double()).square().sum().item() for n in names)
+    moved = sum((float64(sim.models[0][n]) - float64(before[n])).square().sum().item() for n in names)
     sizes = np.array(sim.sizes(present), dtype=np.float64)
     shares = sizes / sizes.sum()
     return {"step": moved**0.5, "fedavg_step": float(np.sqrt(max(shares @ (gram @ shares), 0)))}
@@ -73,7 +74,7 @@ def step_lengths(
 
 def class_norms(head: torch.Tensor) -> list[float]:
     """The classes' shares of the norms of the output layer's rows, in which cwFedAvg sees what a client has"""
-    norms = torch.linalg.vector_norm(head.double().flatten(1), dim=1)
+    norms = torch.linalg.vector_norm(float64(head).flatten(1), dim=1)
     return rounded(norms / norms.sum().clamp(min=1e-300), 4)
 
 
@@ -82,4 +83,4 @@ def finite(value: torch.Tensor | None) -> float | None:
 
 
 def rounded(values: torch.Tensor, digits: int = 6) -> list:
-    return np.round(values.double().cpu().numpy(), digits).tolist()
+    return np.round(float64(values).cpu().numpy(), digits).tolist()

@@ -6,6 +6,8 @@ Both are functions of outputs [N, ...] and targets [N, ...] that return one valu
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastagg._engine.checks import check_integer
+from fastagg.sim.devices import float64
 from fastagg.sim.workers import one_thread, spread
 
 Measure = Callable[[Tensor, Tensor], Tensor]
@@ -130,23 +133,44 @@ class Outcomes:
 
 def mean_of(values: Any) -> float:
     """Of a tensor, an array or a number"""
-    return float(values.double().mean()) if isinstance(values, Tensor) else float(np.mean(values))
+    return float(float64(values).mean()) if isinstance(values, Tensor) else float(np.mean(values))
 
 
 def check_measures(model: nn.Module, x: Tensor, y: Tensor, loss: Measure, metric: Measure | None) -> None:
     """That both can do with what the model gives for samples like these. Nothing is changed"""
     with evaluating(model):
         outputs = model(x[:2])
+        check_pairs("loss", loss, outputs, y[:2])
         value = loss(outputs, y[:2])
         if not isinstance(value, Tensor) or (value.dim() and len(value) != len(y[:2])):
             found = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ValueError(f"sim: the loss of 2 samples is {found}; expected a tensor, a value of each or their mean")
         if metric is not None:
+            check_pairs("metric", metric, outputs, y[:2])
             value = metric(outputs, y[:2])
             if not isinstance(value, Tensor | np.ndarray | np.generic | float | int):
                 raise ValueError(
                     f"sim: the metric of 2 samples is a {type(value).__name__}; expected a number of each or of all"
                 )
+
+
+def check_pairs(what: str, measure: Measure, outputs: Any, y: Tensor) -> None:
+    """That outputs [N, 1] are not compared with all targets [N] each, as by nn.MSELoss, which only warns"""
+    alike = isinstance(outputs, Tensor) and outputs.numel() == y.numel()
+    if not alike or not y.is_floating_point() or outputs.shape == y.shape:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            given, paired = (mean_of(measure(o, y)) for o in (outputs, outputs.reshape(y.shape)))
+        except Exception:  # whatever the user's code raises where it wants one of these shapes
+            return
+    if math.isfinite(given) and math.isfinite(paired) and not math.isclose(given, paired, rel_tol=1e-3):
+        raise ValueError(
+            f"sim: the {what} compares each output with all targets: outputs are {tuple(outputs.shape)} and targets "
+            f"{tuple(y.shape)} for {len(y)} samples; make the model's outputs like the targets, or the {what} a "
+            "function that does: lambda outputs, y: mse_loss(outputs[:, 0], y)"
+        )
 
 
 def outcomes(

@@ -15,6 +15,7 @@ from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import attack, data, models, ranks, supplied
 from fastagg.sim.attack.data import Backdoor, flipped
 from fastagg.sim.config import Config, check_combination, options_of_the_model
+from fastagg.sim.devices import device_of
 from fastagg.sim.divide import divided
 from fastagg.sim.events import Events
 from fastagg.sim.events import is_wanted as wants_events
@@ -25,7 +26,7 @@ from fastagg.sim.observe import class_norms, observed, shows_clients
 from fastagg.sim.outcomes import Outcomes, check_measures, outcomes, usual_loss
 from fastagg.sim.pace import Pace, speeds_of
 from fastagg.sim.stopwatch import Stopwatch
-from fastagg.sim.train import Job, Trainer, Update, device_of
+from fastagg.sim.train import Job, Trainer, Update
 
 # What a random number is for: every draw has a generator of its own, from the seed, this, the round and the client, so
 # that a run that is continued draws what an undisturbed one would have drawn.

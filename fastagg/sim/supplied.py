@@ -80,7 +80,7 @@ def _start_distances(sim: Simulation, present: list[int], updates: list[Update])
     states, found = [updates[n].model for n in finite], np.full((len(present), len(updates)), np.nan)
     for row, k in zip(found, present, strict=True):
         if states:
-            row[finite] = fastagg.gram(sim.models[sim.model_of[k]], states, params=sim.module).norms().numpy()
+            row[finite] = fastagg.gram(sim.models[sim.model_of[k]], states, params=sim.module).norms().cpu().numpy()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fastagg.sim.devices import widest
 from fastagg.sim.local import Algorithm, Client
 from fastagg.sim.outcomes import Measure, autocast
 from fastagg.sim.steps import step
@@ -32,14 +34,17 @@ class Together:
         self._gradient = vmap(grad_and_value(self._loss, has_aux=True))
 
     def works(self, x: Tensor, y: Tensor) -> bool:
-        """Whether torch.func can do with this model and loss; models that draw random numbers are none of those"""
+        """Whether torch.func can do with this model and loss: not where models draw random numbers, nor where it warns
+        that it does an operation one client after the other (nn.EmbeddingBag)"""
         params = {name: value.detach()[None] for name, value in self._module.named_parameters()}
         xs, ys = (t[None, :1].to(self._device) for t in (x, y))
         try:
             part = torch.ones(1, 1, device=self._device)
             shares = torch.ones(1, len(params[self._head]) if self._head in params else 0, device=self._device)
-            self._gradient(params, xs, ys, part, shares)
-        except (RuntimeError, ValueError, TypeError, IndexError):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", "There is a performance drop")
+                self._gradient(params, xs, ys, part, shares)
+        except (RuntimeError, ValueError, TypeError, IndexError, UserWarning):
             return False
         return True
 
@@ -54,7 +59,7 @@ class Together:
         stacked = lambda states: {key: torch.stack([sd[key] for sd in states]) for key in states[0]}  # noqa: E731
         start, memory = stacked([c.start for c in clients]), stacked([c.memory for c in clients])
         params, momentum = {key: value.clone() for key, value in start.items()}, stacked(momenta)
-        total = torch.zeros(len(clients), dtype=torch.float64, device=self._device)
+        total = torch.zeros(len(clients), dtype=widest(self._device), device=self._device)
         together = len(plans[FEW - 1]) if len(plans) >= FEW else 0
         for t in range(together):
             batches = [plan[t] for plan in plans if len(plan) > t]
@@ -64,7 +69,7 @@ class Together:
             part = part.to(self._device, next(iter(params.values())).dtype)
             now = at_work(params)
             gradients, (_, loss) = self._gradient(now, x[indices], y[indices], part, shares[:K].to(part))
-            total[:K] += loss.double() * torch.tensor([len(batch) for batch in batches]).to(total)
+            total[:K] += loss.to(total) * torch.tensor([len(batch) for batch in batches]).to(total)
             all_of_them = replace(clients[0], start=at_work(start), memory=at_work(memory))
             step(all_of_them, self._algorithm, now, gradients, at_work(momentum), self._local)
         for client, plan, summed in zip(clients, plans, total.tolist(), strict=True):

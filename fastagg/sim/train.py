@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from fastagg import wdr_penalty
 from fastagg._engine.checks import check_choice, check_integer, check_number
 from fastagg.sim import local as algorithms
-from fastagg.sim.alone import Alone, call, lying_as, seeded, usual_copy
+from fastagg.sim.alone import Alone, call, lying_as, usual_copy
+from fastagg.sim.devices import device_of, seeded, widest
 from fastagg.sim.local import Algorithm, Client, Function
 from fastagg.sim.outcomes import (
     Measure,
@@ -93,19 +94,6 @@ class Local:
     @property
     def rule(self) -> Algorithm:
         return algorithms.make(self.algorithm, self.mu)
-
-
-def device_of(name: str) -> torch.device:
-    """ValueError where this machine, or this torch, does not have it"""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(
-            f"sim: device={name!r} cannot be used here ({why}); choose cpu, or install what it needs"
-        ) from error
-    return device
 
 
 @dataclass(frozen=True)
@@ -232,7 +220,8 @@ class Trainer:
         network.module.load_state_dict(job.start)
         client = self._client(job, plan, lr, network)
         momentum = self._momentum(job, dict(network.module.named_parameters()))
-        with seeded(job.seed) if self._draws or isinstance(self.algorithm, Function) else nullcontext():
+        draws = self._draws or isinstance(self.algorithm, Function)
+        with seeded(job.seed, self._device) if draws else nullcontext():
             if isinstance(self.algorithm, Function):
                 call(self.algorithm.train, client)
             else:
@@ -266,7 +255,7 @@ class Trainer:
             return False
         with seeded(0):
             before = torch.random.get_rng_state()
-            self._network.module(self._x[:2])
+            copy.deepcopy(self._model).train()(self._x[:2].cpu())  # there, whatever device it is for
             return not torch.equal(before, torch.random.get_rng_state())
 
     def _client(self, job: Job, plan: list[Tensor], lr: float, network: Alone) -> Client:
@@ -304,7 +293,7 @@ class Trainer:
         if not self._local.wdr:
             return torch.zeros(len(jobs), 0, device=self._device)
         counts = np.stack([np.asarray(job.class_dist, dtype=np.float64) for job in jobs])
-        return torch.from_numpy(counts / counts.sum(1, keepdims=True)).to(self._device)
+        return torch.from_numpy(counts / counts.sum(1, keepdims=True)).to(self._device, widest(self._device))
 
     @torch.no_grad()
     def _update(self, client: Client, state: dict[str, Tensor], momentum: dict[str, Tensor]) -> Update:
@@ -320,7 +309,7 @@ class Trainer:
         """Indices of each step's samples: a permutation per epoch, the last batch of which may be short"""
         generator, size = np.random.default_rng(job.seed), self._local.batch_size
         indices = np.asarray(job.indices, dtype=np.int64)
-        orders = [torch.from_numpy(generator.permutation(indices)) for _ in range(job.epochs)]
+        orders = [torch.from_numpy(generator.permutation(indices)).to(self._device) for _ in range(job.epochs)]
         batches = [batch for order in orders for batch in order.split(size)]
         return [batch for batch in batches if len(batch) > 1] if self._norm else batches
 

@@ -438,6 +438,26 @@ def numbers():
     return x[:200], x[:200] @ torch.arange(5.0), x[200:], x[200:] @ torch.arange(5.0)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": nn.MSELoss()},
+        {"loss": lambda outputs, y: (outputs - y).square()},
+        {"metric": lambda outputs, y: (outputs - y).abs().mean()},
+    ],
+    ids=["module", "of each", "metric"],
+)
+@pytest.mark.filterwarnings("error")
+def test_outputs_are_compared_with_their_own_targets(given):
+    """[N, 1] less [N] is [N, N]: training would go on, towards the mean of all targets"""
+    [what] = given
+    with pytest.raises(ValueError, match=rf"the {what} compares each output with all targets: outputs are \(2, 1\)"):
+        fastagg.sim.simulate(lambda: nn.Linear(5, 1), numbers(), split="iid", **given, **SMALL)
+    flat = lambda: nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))  # noqa: E731
+    fits = fastagg.sim.simulate(flat, numbers(), split="iid", **given, **SMALL)
+    assert fits.loss[-1] < fits.loss[0]
+
+
 def test_a_split_of_values_sees_them():
     seen = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -579,6 +580,15 @@ def test_text():
         torch.testing.assert_close(a.state, b.state, rtol=1e-4, atol=1e-5)
     losses = [outcomes(model, sd, x[:12], y[:12]).of()[1] for sd in (start, one[0].state)]
     assert losses[1] < losses[0]
+
+
+def test_what_torch_would_do_client_after_client_is_not_batched():
+    """And says so in a warning at each step"""
+    model = nn.Sequential(nn.EmbeddingBag(30, 8), nn.Linear(8, 2))
+    x, y = torch.arange(20).view(10, 2), torch.arange(10) % 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not Trainer(model, x, y, Local(), head=None).batched
 
 
 class Dropping(nn.Module):

@@ -291,6 +291,16 @@ def test_checkpoint_holds_trees(tmp_path):
     assert got["c"].item() == 1.5
 
 
+@pytest.mark.parametrize("algorithm", ["moon", "own:train"])
+def test_a_method_with_an_algorithm_of_its_own_takes_no_other(algorithm):
+    """It would run one and be labelled by the other"""
+    with pytest.raises(ValueError, match=f"fedprox is fedavg with algorithm=fedprox, and algorithm={algorithm} was"):
+        from_dict({"method": "fedprox", "algorithm": algorithm})
+    for same in ("sgd", "fedprox"):
+        assert from_dict({"method": "fedprox", "algorithm": same}).label == "fedprox"
+    assert from_dict({"method": "fedawa-l", "algorithm": "moon"}).label == "fedawa+moon (layerwise=True)"
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "mps:7"])
 def test_a_device_that_is_not_there(device, tmp_path, monkeypatch):
     """Said before data are read"""

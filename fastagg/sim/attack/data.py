@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastagg.sim.data import Dataset
+from fastagg.sim.devices import float64
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Backdoor:
 
     def success(self, outputs: Tensor) -> float:
         """Of images with the trigger, the part that a model takes for the target"""
-        return float((outputs.argmax(1) == self.target).double().mean())
+        return float(float64(outputs.argmax(1) == self.target).mean())
 
 
 def flipped(labels: Tensor, rows: Sequence[np.ndarray], data: Dataset) -> Tensor:

@@ -24,6 +24,7 @@ import torch
 
 import fastagg
 from fastagg.sim.attack.known import Known, State
+from fastagg.sim.devices import float64
 
 
 def alie(known: Known) -> State:
@@ -70,7 +71,7 @@ def moments(updates: Sequence[State]) -> tuple[State, State]:
     """Mean and standard deviation (of the population) of each coordinate, float64"""
     mean, deviation = {}, {}
     for name in updates[0]:
-        values = torch.stack([u[name] for u in updates]).double()
+        values = float64(torch.stack([u[name] for u in updates]))
         mean[name], deviation[name] = values.mean(0), values.std(0, correction=0)
     return mean, deviation
 
@@ -88,7 +89,7 @@ def mean_and_direction(known: Known) -> tuple[State, State]:
 
 def products(updates: Sequence[State], mean: State, p: State) -> tuple[np.ndarray, np.ndarray, float]:
     """<e_i, e_j>, <e_i, p> and <p, p>, where e_i = d_i - b"""
-    rows = [{name: value.double() - mean[name] for name, value in u.items()} for u in updates]
+    rows = [{name: float64(value) - mean[name] for name, value in u.items()} for u in updates]
     zero = {name: torch.zeros_like(value) for name, value in mean.items()}
     gram = fastagg.gram(zero, [*rows, p], params=list(zero)).host.updates().numpy()
     return gram[:-1, :-1], gram[:-1, -1], float(gram[-1, -1])

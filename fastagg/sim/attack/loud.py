@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastagg.sim.attack.known import Known, State
+from fastagg.sim.devices import float64
 
 
 def noise(known: Known) -> list[State]:
@@ -40,4 +41,4 @@ def strength_of(known: Known) -> float:
 
 def length(tensors: Mapping[str, Tensor]) -> float:
     """The norm of all tensors together"""
-    return math.sqrt(sum(t.double().square().sum().item() for t in tensors.values()))
+    return math.sqrt(sum(float64(t).square().sum().item() for t in tensors.values()))
