@@ -36,6 +36,8 @@ def spoil(sd, what):
         sd[KEY.replace(".weight", ".other.weight")] = sd[KEY]
     elif what == "DoRA":
         sd[PREFIX + "layers.0.v_proj.lora_magnitude_vector"] = torch.ones(24)
+    elif what == "KaSA":
+        sd[PREFIX + "layers.0.v_proj.lora_diag"] = torch.ones(4)
     elif what == "a list":
         sd[KEY] = [1.0]
     elif what == "empty":
@@ -56,6 +58,7 @@ FAULTS = {
     "integers": r"v_proj.lora_A.weight' is torch.int64; factors are floating-point",
     "two adapters": r"are two adapters of one module",
     "DoRA": r"lora_magnitude_vector': the weights of DoRA are scaled column by column",
+    "KaSA": r"lora_diag': KaSA multiplies with lora_diag between B and A",
     "a list": r"v_proj.lora_A.weight' is a list",
     "empty": r"it has no tensors",
     "plain": r"head.weight' is not in the model it is compared with",

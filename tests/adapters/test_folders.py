@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import fastagg
 from fastagg._engine.adapters.peft import config_with, scaling_of
 from fastagg._engine.files.command import _size
 from fastagg.cli import main
-from helpers.adapters import PREFIX, SHAPES, adapter, dense
+from helpers.adapters import PREFIX, SHAPES, adapter, cohort, dense
 
 CONFIG = {"peft_type": "LORA", "lora_alpha": 16, "base_model_name_or_path": "some/model", "target_modules": ["q_proj"]}
 RANKS = (4, 8, 2)
@@ -148,6 +149,9 @@ def test_clients_that_cannot_be_read(round_, tmp_path, capsys):
     ({"alpha_pattern": {r"layers\.\d\.q_proj": 3}}, r"alpha_pattern has .*only names of modules"),
     ({"alpha_pattern": {"q_proj": "3"}}, "lora_alpha is '3'"),
     ({"target_parameters": ["experts"]}, "target_parameters: adapters of parameters"),
+    ({"kasa_config": {"beta": 1e-4}}, "kasa_config: KaSA multiplies with lora_diag"),
+    ({"use_bdlora": {"nblocks": 2}}, "use_bdlora: a factor of blocks on a diagonal"),
+    ({"monteclora_config": {"num_samples": 8}}, "monteclora_config: MonteCLoRA samples"),
 ])  # fmt: skip
 def test_configs_that_are_refused(tmp_path, change, why):
     sd = adapter(2)
@@ -202,6 +206,25 @@ def test_a_new_config_says_every_modules_rank_and_scaling(use_rslora):
     assert list(found["rank_pattern"].values()) == [7]
     for module, scaling in scalings.items():
         assert scaling_of(found)(module, ranks[module]) == pytest.approx(scaling, rel=1e-12)
+
+
+def test_a_new_config_targets_the_modules_of_all_clients():
+    """PEFT leaves out the factors of modules that the config does not name"""
+    _, clients = cohort(2)
+    odd = {key: value for key, value in clients[1].items() if "layers.1" in key}
+
+    def targets(given):
+        config = {**CONFIG, **given}
+        rest = {key: value for key, value in clients[0].items() if key not in odd}
+        some = [fastagg.lora.Adapter(sd, config) for sd in (rest, odd)]
+        return fastagg.lora.aggregate(None, some, method="fedavg").config["target_modules"]
+
+    assert targets({"target_modules": ["v_proj", "q_proj"]}) == ["v_proj", "q_proj"]
+    assert targets({"target_modules": ["0.q_proj", "v_proj"]}) == ["0.q_proj", "layers.1.q_proj", "v_proj"]
+    assert targets({"layers_to_transform": [0]}) == ["layers.1.q_proj", "q_proj"]
+    assert targets({"target_modules": "all-linear"}) == "all-linear"
+    pattern = targets({"target_modules": r"layers\.0\..*"})
+    assert [m for m in (*SHAPES, "layers.2.q_proj") if re.fullmatch(pattern, m)] == list(SHAPES)
 
 
 def test_saving(tmp_path):

@@ -61,6 +61,18 @@ def test_a_gram_before_it_changes_nothing():
         assert float((dense(result)[module] - S).norm()) == pytest.approx(float(best), rel=1e-6)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedawa"])
+@pytest.mark.parametrize("tiny", [3e-6, 1e-6, 1e-7])
+def test_tiny_updates_stay_in_the_best_rank(method, tiny):
+    """Rows of A that are the same for all but a millionth still turn those of the new one"""
+    g = adapter(4, dtype=torch.float64)
+    clients = [adapter(4, dtype=torch.float64, seed=1 + k, start=g, scale=tiny) for k in range(20)]
+    result = fastagg.lora.aggregate(g, clients, [1.5**k for k in range(20)], method=method)
+    expected, center, found = mixed(clients, result.weights.tolist()), dense(g), dense(result)
+    for module, S in expected.items():
+        assert float((found[module] - S).norm() / (S - center[module]).norm()) < 1e-5
+
+
 def test_nothing_is_left_out_where_the_rank_suffices():
     g, clients = cohort(dtype=torch.float64)
     result = fedavg(g, clients, rank=20)
@@ -226,6 +238,7 @@ def test_a_module_that_nobody_who_counts_has_is_no_update():
         result = fastagg.lora.aggregate(None, clients, [1, 0, 0], method="fedavg", form=form)
         assert result.ranks[PREFIX + "layers.1.q_proj"] == 4
         assert not result[PREFIX + "layers.1.q_proj.lora_B.weight"].any()
+        assert result[PREFIX + "layers.1.q_proj.lora_A.weight"].any()  # with both zero, neither would ever learn
 
 
 def test_plain_tensors_are_averaged():

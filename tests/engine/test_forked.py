@@ -25,14 +25,24 @@ halves = [{k: v.bfloat16() for k, v in sd.items()} for sd in (g, *clients)]
 
 rounds = [(name, OPTIONS[name], g, clients) for name in METHODS if name not in OF_EXAMPLE_NET]
 rounds += [("fedawa", {"layerwise": True}, g, clients), ("fedadam", {}, halves[0], halves[1:])]
-for name, options, start, models in rounds:
+work = {
+    f"{name} {options}": lambda name=name, options=options, start=start, models=models: fastagg.aggregator(
+        name, **options
+    ).aggregate(start, models, **round_inputs(name, 20))
+    for name, options, start, models in rounds
+}
+A = torch.randn(10, 4_000)
+adapters = [{"m.lora_A.weight": A.clone(), "m.lora_B.weight": torch.randn(4_000, 10)} for _ in range(4)]
+for form in ("rank", "exact", "frozen_a", "separate"):
+    work[f"adapters {form}"] = lambda form=form: fastagg.lora.aggregate(adapters[0], adapters[1:], form=form)
+for name, job in work.items():
     child = os.fork()
     if not child:
         signal.alarm(600)
-        fastagg.aggregator(name, **options).aggregate(start, models, **round_inputs(name, 20))
+        job()
         os._exit(0)
     if os.waitpid(child, 0)[1]:
-        sys.exit(f"{name} {options} hangs or fails in a forked child")
+        sys.exit(f"{name} hangs or fails in a forked child")
 """
 
 

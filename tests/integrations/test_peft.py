@@ -119,6 +119,31 @@ def test_folders_that_peft_has_saved(tmp_path):
     assert not outcome.unexpected_keys
 
 
+@pytest.mark.parametrize("targets", [(["up"], ["down", "conv"]), ("u.", "(down|conv)")], ids=str)
+def test_clients_that_train_other_modules(targets, tmp_path):
+    """The new adapter has the modules of all, and its config makes PEFT load them"""
+    clients = []
+    for k, names in enumerate(targets):
+        config = peft.LoraConfig(r=4 - k, lora_alpha=8, target_modules=names, init_lora_weights=False)
+        clients.append(trained(peft.get_peft_model(Net(), config), 30 + k))
+    result = fastagg.lora.aggregate(None, [adapter_of(c) for c in clients], method="fedavg", partial=True)
+    found = merged(with_adapter(fastagg.lora.save(result, tmp_path).parent))
+    start, *each = ({key: v.double() for key, v in Net().state_dict().items()}, *map(merged, clients))
+    for key, value in found.items():
+        expected = start[key] + sum(sd[key] - start[key] for sd in each)  # of which one has moved
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [
+    {"kasa_config": {}}, {"use_bdlora": {"target_modules_bd_a": ["up"], "nblocks": 2}}, {"monteclora_config": {}},
+], ids=str)  # fmt: skip
+def test_adapters_whose_update_is_another_are_refused(more):
+    net = peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["up"], **more))
+    [name] = more
+    with pytest.raises(fastagg.InputError, match=name):
+        fastagg.lora.aggregate(None, [adapter_of(net)] * 2, method="fedavg")
+
+
 def test_dora_is_refused():
     net = peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["up"], use_dora=True))
     sd = peft.get_peft_model_state_dict(net)

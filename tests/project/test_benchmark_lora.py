@@ -36,3 +36,10 @@ def test_how_many_multiply_adds_the_parts_need():
     parts = lora.parts_of(*lora.cohort(1, 9, 8, torch.float32, 32), 8)  # narrow modules: products are computed again
     wide = sum(value.numel() // 8 for value in lora.cohort(1, 1, 8, torch.float32, 32)[0].values())
     assert parts["products of the clients' rows"].multiplied == wide * 72 * 73 / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_a_llamas_adapters_are_computed_once(dtype):
+    """The same parts of the memory as 20 clients of rank 16 have of modules eight times as wide"""
+    parts = lora.parts_of(*lora.cohort(1, 20, 2, dtype, 8), 2)
+    assert [name for name in parts if "products" in name] == ["products of all rows", "Gram, from the products"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 NO_ELEMENTS = "looks at the elements of updates, and those of an adapter's update B A are never formed"
-KEPT = 0.25  # of the clients' bytes: products of a Gram that are kept for the new factors
+KEPT = 0.5  # of the clients' bytes: products of a Gram that are kept for the new factors
 
 
 class AdapterResult(Result):

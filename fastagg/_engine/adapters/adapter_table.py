@@ -16,8 +16,9 @@ from torch import Tensor
 from fastagg._engine import table as tables
 from fastagg._engine.adapters.factors import Factors
 from fastagg._engine.adapters.forms import Form
-from fastagg._engine.adapters.peft import BIAS, Names, Parsed, Scaling, parse
+from fastagg._engine.adapters.peft import BIAS, Names, Parsed, Scaling, parse, targeting
 from fastagg._engine.checks import BadClientError, InputError
+from fastagg._engine.forked import one_thread
 from fastagg._engine.table import Layers, Params, StateDict, Table
 
 CENTER = -1  # the position of the global adapter among the clients
@@ -177,6 +178,7 @@ def _not_shared(client: Parsed, shared: Mapping[str, Tensor]) -> str:
     return ""
 
 
+@one_thread()
 def _same(A: Tensor, other: Tensor) -> bool:
     return A.shape == other.shape and A.device == other.device and bool((other == A).all())
 
@@ -243,7 +245,8 @@ def _with_modules(
     own = [center.factors.get(m) for m in modules]
     rows = [[p.factors.get(m, g) for m, g in zip(modules, own, strict=True)] for p in clients]
     none = np.zeros((len(modules), table.K), dtype=np.int64)
-    configs = [center.config, *(p.config for p in sorted(clients, key=lambda p: -p.largest))]
+    given = ((p.config, p) for p in (center, *sorted(clients, key=lambda p: -p.largest)) if p.config is not None)
+    configs = (targeting(config, [m for m in modules if m not in p.factors]) for config, p in given)
     return AdapterTable(
         layout, next(iter(devices), table.device),
         [[*f, *plain] for f, plain in zip(rows, table.clients, strict=True)],  # type: ignore[arg-type]
@@ -252,7 +255,7 @@ def _with_modules(
         (*(False for _ in modules), *table.as_numpy), table.metadata, table.other_inputs, table.client_ids,
         table.positions, names=tuple(p.names[m] for m, p in zip(modules, first, strict=True)),
         like=tuple(p.factors[m] for m, p in zip(modules, first, strict=True)),
-        config=next((config for config in configs if config is not None), None),
+        config=next(configs, None),
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def new_factors(
     core   products that are known
     """
     ratios = [w * f.scaling / like.scaling for f, w in zip(factors, weights, strict=True)]
-    if not factors and form in ("rank", "exact"):  # of rank 0, PEFT takes none
+    if not factors:  # of rank 0, PEFT takes none, and with A = 0 beside it B = 0 would never learn
         return _rounded(like.A.clone(), torch.zeros_like(like.B), like)
     if form == "rank":
         found = truncated(factors, weights, rank, None if core is None else core.of(factors))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,18 @@ from fastagg._engine.table import as_tensor, check_memory
 
 KEY = re.compile(r"(.+)\.(?:lora_([AB])(?:\.[^.]+)?\.weight|lora_embedding_([AB])(?:\.[^.]+)?)")
 DORA = "the weights of DoRA are scaled column by column after B A is added, so B A is not its update"
-OTHERS = {"lora_magnitude_vector": DORA, "lora_E": "AdaLoRA multiplies with it between B and A"}
+KASA = "KaSA multiplies with lora_diag between B and A"
+MONTE = "MonteCLoRA samples around single rows of A, which new factors do not have"
+# Whose updates are not B A of the factors as they are stored, by their keys and by what their configs say
+KEYS_REFUSED = {
+    "lora_magnitude_vector": DORA, "lora_E": "AdaLoRA multiplies with it between B and A", "lora_diag": KASA,
+    "lora_monteclora_sampler": MONTE,
+}  # fmt: skip
+CONFIGS_REFUSED = {
+    "use_dora": DORA, "kasa_config": KASA, "monteclora_config": MONTE,
+    "use_bdlora": "a factor of blocks on a diagonal is stored as a narrow one, which is another",
+    "target_parameters": "adapters of parameters (experts) are no single products B A",
+}  # fmt: skip
 BIAS = re.compile(r".+\.lora_B(?:\.[^.]+)?\.bias")  # of lora_bias: a plain tensor, which is scaled as B is
 NAME = re.compile(r"\^?(?:[\w.-]|\\[^\w\s])+\$?")  # of a module, maybe escaped, maybe the whole name
 PREFIX = "base_model.model."
@@ -80,7 +91,7 @@ def parse(adapter: Any, scaling: Scaling, who: str) -> Parsed:
             raise InputError(f"{who}: key {key!r} is a {type(key).__name__}, expected a string")
         found = KEY.fullmatch(key)
         if found is None:
-            for name, why in OTHERS.items():
+            for name, why in KEYS_REFUSED.items():
                 if name in key:
                     raise InputError(f"{who}: key {key!r}: {why}")
             plain[key] = value
@@ -137,10 +148,9 @@ def check_config(config: Any, who: str) -> None:
     kind = str(config.get("peft_type", "LORA")).rpartition(".")[2].upper()
     if kind != "LORA":
         raise InputError(f"{who}: peft_type is {kind}; only LORA adapters have updates B A")
-    if config.get("use_dora"):
-        raise InputError(f"{who}: use_dora: {DORA}")
-    if config.get("target_parameters"):
-        raise InputError(f"{who}: target_parameters: adapters of parameters (experts) are no single products B A")
+    for name, why in CONFIGS_REFUSED.items():
+        if config.get(name):
+            raise InputError(f"{who}: {name}: {why}")
     alphas = [config.get("lora_alpha"), *_pattern(config, "alpha_pattern").values()]
     for alpha in alphas:
         if not _is_number(alpha):
@@ -172,6 +182,18 @@ def scaling_of(config: Mapping[str, Any]) -> Callable[[str, int], float]:
         return min(found, default=(0, usual))[1] / (math.sqrt(rank) if root else rank)
 
     return scaling
+
+
+def targeting(config: Mapping[str, Any], modules: Iterable[str]) -> Mapping[str, Any]:
+    """The config with which PEFT gives factors to these modules, too"""
+    targets, names = config.get("target_modules"), [module.removeprefix(PREFIX) for module in modules]
+    if isinstance(targets, str) and targets != "all-linear" and names:
+        return {**config, "target_modules": "|".join([f"(?:{targets})", *map(re.escape, names)])}
+    if not isinstance(targets, list | tuple | set | frozenset) or not all(isinstance(end, str) for end in targets):
+        return config
+    known = set() if config.get("layers_to_transform") else targets  # PEFT takes whole names in all layers
+    names = [name for name in names if name not in targets and not any(end in known for end in _ends(name))]
+    return {**config, "target_modules": sorted({*targets, *names})} if names else config
 
 
 def config_with(config: Mapping[str, Any], ranks: Mapping[str, int], scalings: Mapping[str, float]) -> dict[str, Any]:

@@ -4,6 +4,9 @@ The sum is S = C R, where R has the rows of all A below each other, each divided
 columns of all B beside each other, times these lengths. With R R' = V L V' and N = C V sqrt(L), the singular values of
 S are those of N, whose N' N is small too. A product of Grams knows singular values to 1e-8 of the largest: less than
 the factors' own float32 tells. Lengths are in C, or one client with long A and short B would blur all the others.
+
+Directions of R that are too short for V, along which clients have hardly moved, do not choose the components B, but A
+has its part in them: it is B'S, divided by the squares of the lengths of B.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ def combinations(core: Core, weights: Sequence[float], rank: int) -> Small | Non
         return None
     spread, basis = torch.linalg.eigh(core.A / length[:, None] / length)
     kept = spread > EPSILON * len(spread) * spread[-1].clamp(min=0)
-    spread, basis = spread[kept].sqrt(), basis[:, kept]
+    spread, basis, short = spread[kept].sqrt(), basis[:, kept], basis[:, ~kept]
     squares, turn = torch.linalg.eigh(spread[:, None] * (basis.T @ products @ basis) * spread)  # of N'N
     squares, turn = squares.flip(0).clamp(min=0), turn.flip(1)
     squares = torch.where(squares > EPSILON * len(squares) * squares[:1], squares, 0.0)
@@ -86,7 +89,9 @@ def combinations(core: Core, weights: Sequence[float], rank: int) -> Small | Non
     squares, turn = squares[:rank], turn[:, :rank]
     long = squares.sqrt()
     carries = long > 0
+    inverse = torch.where(carries, 1 / torch.where(carries, long, 1.0), 0.0)
     usual = (core.A.trace() / max(len(core.A), 1)).sqrt()
-    of_A = torch.where(carries, long.sqrt(), usual) * turn / spread[:, None]
-    of_B = torch.where(carries, 1 / torch.where(carries, long, 1.0).sqrt(), 0.0) * turn * spread[:, None]
-    return Small(of_B.T @ basis.T * columns / core.unit, of_A.T @ basis.T / length, left, usual)
+    of_B = (inverse.sqrt() * turn * spread[:, None]).T @ basis.T
+    of_A = (torch.where(carries, long.sqrt(), usual) * turn / spread[:, None]).T @ basis.T
+    of_A += inverse[:, None] * of_B @ products @ short @ short.T  # B'S / long, of what R has along short directions
+    return Small(of_B * columns / core.unit, of_A / length, left, usual)
