@@ -408,9 +408,10 @@ class Aggregator(Generic[R]):
             folder.close()
             raise
 
-    def commit(self, kept: rounds.Kept) -> None:
-        """Remembers a round: the last thing that is done in it"""
-        self.state, self._unnamed, self.turn = *kept, self.turn + 1
+    def commit(self, kept: rounds.Kept, finished: str | None = None) -> None:
+        """Remembers a round, and which one that can be resumed it was: the last thing that is done in it"""
+        finished = finished or self.finished_round
+        self.state, self._unnamed, self.turn, self.finished_round = *kept, self.turn + 1, finished
 
     def comparable_options(self) -> dict[str, Any]:
         """Options that have to be the same in all processes of a group, and can be compared"""

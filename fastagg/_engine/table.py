@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from fastagg._engine import scanner
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.dtypes import DTYPE_CODE, FLOATING, PLAIN
+from fastagg._engine.forked import one_thread
 from fastagg._engine.hints import prefix_hint, warn_of_same_tensors
 
 # Floats that a client may send where the model has wider ones, which hold each of their values
@@ -122,6 +123,7 @@ class Table:
         assert self.center is not None
         return self.center
 
+    @one_thread()
     def model_tensor(self, k: int, t: int) -> torch.Tensor:
         """Of a client's model, also where its update is in the table"""
         tensor = self.clients[k][t]

@@ -40,7 +40,7 @@ class NumberedClusters(ClusterAggregator):
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
         numbers = torch.tensor(list(self.state.values()), dtype=torch.int64)
-        return {"method": self.name, "client_ids": list(self.state), "clusters": numbers}
+        return {**super().state_dict(), "client_ids": list(self.state), "clusters": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("client_ids", "clusters"))
@@ -49,6 +49,7 @@ class NumberedClusters(ClusterAggregator):
             raise InputError(f"{self.name} state: clusters have shape {numbers.shape}, expected ({len(ids)},)")
         if not ((numbers >= 0) & (numbers < 2**53) & (numbers % 1 == 0)).all():
             raise InputError(f"{self.name} state: clusters are not numbered by integers >= 0")
+        super().load_state_dict(state)
         self.state = {name: int(c) for name, c in zip(ids, numbers, strict=True)}
 
 

@@ -53,7 +53,7 @@ class FedAdp(GlobalAggregator):
     def state_dict(self) -> dict[str, Any]:
         """Plain data: client ids, and tensors of their average angles (float64) and numbers of rounds (int64)"""
         return {
-            "method": self.name,
+            **super().state_dict(),
             "client_ids": list(self.state),
             "angles": torch.tensor([angle for angle, _ in self.state.values()], dtype=torch.float64),
             "rounds": torch.tensor([t for _, t in self.state.values()], dtype=torch.int64),
@@ -69,6 +69,7 @@ class FedAdp(GlobalAggregator):
             raise InputError("fedadp state: angles are not all between 0 and pi")
         if not (np.isfinite(rounds) & (rounds >= 1) & (rounds == np.floor(rounds))).all():
             raise InputError("fedadp state: rounds are not all integers >= 1")
+        super().load_state_dict(state)
         self.state = {name: (float(m), int(t)) for name, m, t in zip(ids, mean, rounds, strict=True)}
 
 

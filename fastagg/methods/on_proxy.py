@@ -123,13 +123,14 @@ class CountsRounds(OnProxy):
     state: int = field(init=False, default=0, repr=False)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"method": self.name, "rounds": self.state}
+        return {**super().state_dict(), "rounds": self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.check_state(state, ("rounds",))
         rounds = state["rounds"]
         if not isinstance(rounds, int) or isinstance(rounds, bool) or not 0 <= rounds < 2**53:
             raise InputError(f"{self.name} state: rounds={rounds!r}; expected an integer >= 0")
+        super().load_state_dict(state)
         self.state = rounds
 
 

@@ -16,6 +16,30 @@ def client(g, seed):
     return {key: value + 0.01 * torch.randn(value.shape, generator=noise) for key, value in g.items()}
 
 
+@pytest.mark.parametrize("what", ["updates", "without a global model", "a running sum without one"])
+def test_nothing_but_the_round_is_kept(what):
+    """Of a model that is one large tensor: no zeros of its size to compare updates with, and no first client"""
+    N = 20_000_000
+    server = fastagg.aggregator("fedavg")
+    g = None if "without" in what else {"w": torch.randn(N)}
+    server.aggregate(None, [{"w": torch.randn(1000)}])
+    options = {"running": True} if "running" in what else {"memory": 16_000_000}
+
+    def job():
+        with server.round(g, **options) as round:
+            for k in range(3):
+                sent = {"w": torch.randn(N)}
+                round.add(k, **({"update": sent} if g else {"model": sent}))
+                del sent
+            return round.finish()
+
+    peak = peak_extra_memory(job)
+    if peak is None:
+        pytest.skip("this system does not say")
+    models = 3 if "running" in what else 1  # a sum in float64, and the client that is added; or the new model
+    assert peak < 4 * N * (models + 0.5) + (0 if "running" in what else 16_000_000)
+
+
 @pytest.mark.parametrize("updates", [0, 1])
 def test_memory(updates, tmp_path):
     """And the client that is being added, made here, the new model, and pages of 2 MB that pieces of files lie in"""

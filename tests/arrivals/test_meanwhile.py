@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg import BadClientError
+from fastagg import BadClientError, InputError
 from fastagg._engine.arrivals.round import Round
 from helpers.cohort import assert_same_bits, make
 
@@ -115,6 +115,27 @@ def test_nobody_waits_for_what_was_interrupted(where, monkeypatch, tmp_path):
         finishing.start()
         finishing.join(SECONDS)
         assert_same_bits(results[0], fastagg.fedavg(g, clients))
+
+
+def test_a_round_that_was_interrupted_when_it_was_remembered_does_not_count_twice(monkeypatch, tmp_path):
+    """Its result is lost, but what its server remembers is of it, and says so"""
+    g, clients = make(2, {"w": (4, 3)})
+    server = fastagg.aggregator("fedadam")
+    commit = type(server).commit
+
+    def interrupted(*given):
+        commit(*given)
+        raise KeyboardInterrupt
+
+    with server.round(g, memory=1, spill=tmp_path) as round:
+        round.add(0, clients[0])
+        monkeypatch.setattr(type(server), "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            round.finish()
+        with pytest.raises(InputError, match="the round is finished"):
+            round.finish()
+        assert server.turn == 1
+        assert server.finished_round is not None
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])

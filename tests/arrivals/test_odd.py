@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -123,6 +124,38 @@ def test_a_state_dict_may_be_filled_anew_for_the_next_client():
             round.add(k, buffer)
         buffer.clear()
         assert_same_bits(round.finish(), fastagg.fedawa(g, clients))
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_an_array_may_be_filled_anew_for_the_next_client(memory):
+    g, clients = make(3, {"w": (4, 3)})
+    counts, size, dists = np.zeros(4), torch.zeros(()), [[50.0, 1, 1, 1], [1, 50, 1, 1], range(1, 5)]
+    with fastagg.aggregator("feddisco").round(g, memory=memory) as round:
+        for k, sd in enumerate(clients):
+            counts[:] = dists[k]
+            size.fill_(k + 1)
+            round.add(k, sd, size=size, label_dist=dists[k] if k == 2 else counts)
+        found = round.finish()
+    expected = fastagg.feddisco(g, clients, [1, 2, 3], label_dist=[list(dist) for dist in dists])
+    assert_same_bits(found, expected)
+    assert torch.equal(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_results_are_of_the_callers_kind(running):
+    """NumPy's arrays, also of a running sum; and state_dict()'s _metadata"""
+    g, clients = make(3, {"w": (4, 3)})
+    arrays = [{key: value.numpy() for key, value in sd.items()} for sd in clients]
+    with fastagg.aggregator("fedavg").round(None, running=running) as round:
+        for k, sd in enumerate(arrays):
+            round.add(k, sd, size=Fraction(1, 3))
+        new = round.finish()
+    assert isinstance(new["w"], np.ndarray)
+    np.testing.assert_allclose(new["w"], fastagg.fedavg(g, clients)["w"], rtol=1e-6)
+    net = torch.nn.BatchNorm1d(3)
+    with fastagg.aggregator("fedavg").round(net.state_dict(), running=running) as round:
+        round.add(0, net.state_dict())
+        assert round.finish()._metadata == net.state_dict()._metadata
 
 
 def test_sizes_of_all_or_of_none():

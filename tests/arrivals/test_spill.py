@@ -16,7 +16,9 @@ from fastagg import InputError
 from fastagg._engine.arrivals.spill import CLIENT, Spill
 from fastagg._engine.files import mapped
 from fastagg._engine.files.mapped import MappedFile
+from helpers.arrivals import arrive
 from helpers.cohort import assert_same_bits, make
+from helpers.every_method import METHODS, OPTIONS, cohort
 
 
 def names(folder):
@@ -93,6 +95,29 @@ def test_a_result_that_was_not_saved_is_computed_again(tmp_path):
     server.load(tmp_path / "state")
     assert server.resume_round(spill) is None
     assert list(spill.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_state_of_every_method_says_which_round_was_the_last(name, tmp_path):
+    g, clients = cohort()
+    server = fastagg.aggregator(name, **OPTIONS[name])
+    round = server.round(g, memory=1, spill=tmp_path / "spill")
+    round.finish(**arrive(round, name, clients))
+    server.save(tmp_path / "state")
+    round._spill.close()  # as at the end of the process
+    server = fastagg.aggregator(name, **OPTIONS[name])
+    server.load(tmp_path / "state")
+    assert server.resume_round(tmp_path / "spill") is None
+
+
+def test_a_resumed_round_has_the_order_of_arrival(tmp_path):
+    g, clients = make(7, {"w": (4, 3)})
+    order = [5, 1, 6, 0, 3, 2, 4]
+    with fastagg.aggregator("fedavg").round(g, memory=1, spill=tmp_path) as round:
+        for k in order:
+            round.add(k, clients[k])
+    with fastagg.aggregator("fedavg").resume_round(tmp_path) as round:
+        assert round.clients == order
 
 
 def test_clients_of_a_round_that_was_being_removed_are_in_no_other(tmp_path):

@@ -20,6 +20,7 @@ from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile
 from fastagg._engine.files.slabs import CHUNK, Slab
 from fastagg._engine.files.streamed import InFiles, Places, SlabOutputs
+from fastagg._engine.forked import one_thread
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.outputs import allocate, check_out, list_of
 from fastagg._engine.table import Out, StateDict, Table
@@ -83,6 +84,7 @@ class Held(InFiles):
             self._buffered[id(model)] = model, any(t.dtype != dtype or id(t) in table.bases for t, dtype in each)
         return self._buffered[id(model)][1]
 
+    @one_thread()
     def _in_buffer(self, part: Table, pieces: Any, k: int) -> list[torch.Tensor]:
         """Pieces of a model as the kernels want them, in a buffer that the next slab uses again"""
         layout = part.layout

@@ -18,7 +18,7 @@ import torch
 from fastagg._engine import kernels, nonfinite, rounds
 from fastagg._engine import table as tables
 from fastagg._engine.access import Access
-from fastagg._engine.arrivals import updates
+from fastagg._engine.arrivals import forms, updates
 from fastagg._engine.arrivals.held import Held
 from fastagg._engine.arrivals.running import RunningSum
 from fastagg._engine.arrivals.spill import Spill, form_of
@@ -27,8 +27,10 @@ from fastagg._engine.checks import BadClientError, InputError, byte_count, sugge
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
+from fastagg._engine.forked import one_thread
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
+from fastagg._engine.outputs import to_numpy
 from fastagg._engine.table import Out, StateDict, Table
 
 if TYPE_CHECKING:
@@ -216,8 +218,10 @@ class Round:
                 self._changed.wait_for(lambda: not self._coming)
             if client_ids is not None:
                 self._order(client_ids)
-            result = self._aggregate(out, inputs)
-            after = "finished"
+            result, kept = self._aggregate(out, inputs)
+            after = "finished"  # first: after Ctrl-C in between it is not counted, and cannot be counted twice
+            token = self._spill.about["token"] if self._spill is not None and self._spill.resumable else None
+            self._server.commit(kept, token)
         finally:
             if ours:
                 self._state = after  # as in add()
@@ -289,13 +293,16 @@ class Round:
         specs = {spec.name: spec for spec in self._server.round_inputs if spec.per_client}
         for unknown in inputs.keys() - specs.keys():
             raise TypeError(f"{self._server.name}: a client has no {unknown!r}{suggest(unknown, specs)}")
-        wrong = {} if size is None else read_sizes([size], [name])[1]
+        wrong: dict[int, str] = {}
+        if size is not None:
+            (size,), wrong = read_sizes([size], [name])
         given = [spec for spec in specs.values() if spec.name in inputs and not spec.pairwise and spec.client_axis == 0]
         read: dict[str, Any] = {}
         for spec in given:
             values, faults = read_inputs(self._server.name, [spec], {spec.name: [inputs[spec.name]]}, [name])
             wrong |= faults
             read |= {what: value[0] for what, value in values.items()}
+        inputs |= read  # numbers, copied: the caller may fill an array anew for the next client
         if not wrong and (why := self._server.why_not_client(read, is_update)):
             wrong = {0: why}
         if (
@@ -326,7 +333,7 @@ class Round:
             raise BadClientError(reason, {0: reason})
         with self._changed:
             if self._form is None:  # only now: a client that is wrong sets no form
-                self._form = sd
+                self._form = forms.blank(sd)
             table = self._in_form(sd)
             sized = [client.size is not None for client in self._clients.values()] + list(self._coming.values())
             if (size is None) in sized:
@@ -334,7 +341,7 @@ class Round:
                 raise BadClientError(f"it {words}", {0: f"it {words}"})
             self._coming[name] = size is not None
             if self._running and self._sum is None:
-                self._sum = RunningSum(table.clients[0] if table.center is None else table.center)
+                self._sum = RunningSum(table.global_model)
         if self._sum is not None:
             parts = self._server.parts_of_mean(1.0 if size is None else size, read)
             assert parts is not None  # see _check_running
@@ -376,7 +383,7 @@ class Round:
 
     def _opened(self, model: Model, files: list[MappedFile]) -> StateDict:
         if not isinstance(model, str | os.PathLike | MappedModel):
-            return dict(model) if isinstance(model, Mapping) else model  # whose entries the caller may replace
+            return forms.copy_of(model) if isinstance(model, Mapping) else model  # whose entries the caller may replace
         opened = model if isinstance(model, MappedModel) else open_model(Path(model))
         files += opened.files
         return opened.tensors
@@ -410,14 +417,14 @@ class Round:
 
     def _read_again(self, about: Mapping[str, Any], model: MappedModel) -> Arrived:
         sd, form = model.tensors, self._global or {}
-        narrow = any(key in form and _dtype(form[key]) != _dtype(value) for key, value in sd.items())
+        narrow = any(key in form and forms.dtype_of(form[key]) != forms.dtype_of(value) for key, value in sd.items())
         if self._form is None:
             self._form = sd
         return Arrived(
             sd, bool(about["update"]), about["size"], dict(about["inputs"]), narrow, files=model.files, spilled=True
         )  # fmt: skip
 
-    def _aggregate(self, out: Out, inputs: Mapping[str, Any]) -> Any:
+    def _aggregate(self, out: Out, inputs: Mapping[str, Any]) -> tuple[Any, rounds.Kept]:
         server = self._server
         if not self._clients:
             refused = f"; {len(self._refused)} were refused" if self._refused else ""
@@ -438,27 +445,24 @@ class Round:
         result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
         self._check_files()
         access.deliver(result)
-        server.commit(kept)
-        if self._spill is not None and self._spill.resumable:
-            server.finished_round = self._spill.about["token"]
         result.dropped = {**self._refused, **result.dropped}
-        return result
+        return result, kept
 
-    def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> Any:
+    def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> tuple[Any, rounds.Kept]:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
         for name in total.parts.keys() - self._clients.keys():
             raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
         as_update = self._server.mean_as == "update"
-        mean = dict(zip(self._form, total.mean(step, as_update), strict=True))
+        tensors = zip(self._form.items(), total.mean(step, as_update), strict=True)
+        mean = {key: t if isinstance(like, torch.Tensor) else to_numpy(t) for (key, like), t in tensors}
         access: Access = OfUpdates(InMemory()) if as_update else InMemory()
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
         result, kept = rounds.run(self._server, access, self._global, [mean], None, None, out, anyone)
-        self._server.commit(kept)
         result.weights = torch.from_numpy(step * shares)
         result.dropped = dict(self._refused)
-        return result
+        return result, kept
 
     @property
     def _in_pieces(self) -> bool:
@@ -475,6 +479,7 @@ class Round:
         updates = not self._server.why_not_on_files() and any(client.is_update for client in clients.values())
         return {name: self._turned(client, updates) for name, client in clients.items()}
 
+    @one_thread()
     def _turned(self, client: Arrived, to_update: bool) -> Arrived:
         if client.is_update == to_update and not client.narrow:
             return client
@@ -525,8 +530,3 @@ class Round:
         on_disk = sum(bool(client.files) for client in self._clients.values())
         left = half - on_disk * 2 * paging.LARGE_PAGE  # of a piece, both ends may be in such pages
         return max(min(left // 2, half // 4), half // 8, 1 << 20)
-
-
-def _dtype(value: Any) -> str:
-    """Of a tensor or an array"""
-    return str(value.dtype).removeprefix("torch.")

@@ -113,9 +113,9 @@ class Spill:
             raise
 
     def clients(self) -> Iterator[tuple[dict[str, Any], MappedModel]]:
-        """Those that are there. A damaged file is left out, and said so: that client has to send again. One that this
-        process may not read, or not now, stays: InputError."""
-        for path in sorted(self.path.glob(CLIENTS)):
+        """Those that are there, in the order of their arrival. A damaged file is left out, and said so: that client has
+        to send again. One that this process may not read, or not now, stays: InputError."""
+        for path in sorted(self.path.glob(CLIENTS), key=lambda path: (path.lstat().st_mtime_ns, path)):
             try:
                 model = open_model(path)
                 about = self._read_about(path, model)

@@ -17,8 +17,11 @@ import torch
 
 from fastagg._engine import kernels, ranks
 from fastagg._engine.access import Access
+from fastagg._engine.arrivals.forms import zero_bytes
+from fastagg._engine.backends.reference import integer_rank
 from fastagg._engine.checks import InputError
 from fastagg._engine.cohort import SERVER
+from fastagg._engine.forked import one_thread
 from fastagg._engine.gram import Gram
 from fastagg._engine.result import Result, Results
 from fastagg._engine.table import Out, StateDict, Table
@@ -26,6 +29,9 @@ from fastagg._engine.unformed import UnformedGram
 
 if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
+
+WRAPPING = (torch.uint8, torch.int8, torch.int16, torch.int32)  # a difference may be too large: another order than w's
+RANKED = 1 << 18  # elements of all clients at a time of which models are made to rank them
 
 
 class OfUpdates:
@@ -44,7 +50,7 @@ class OfUpdates:
         table = replace(self.inner.build(global_sd, client_sds, **options), updates=True)
         self._base, self._base_address = table.global_model, table.center_address
         sizes = [t.nbytes for t in self._base]
-        zeros = torch.zeros(max(sizes, default=0), dtype=torch.uint8, device=table.device)
+        zeros = zero_bytes(max(sizes, default=0), table.device)
         self._zeros = [zeros[:n].view(t.dtype).view(t.shape) for n, t in zip(sizes, self._base, strict=True)]
         self._zeros_address = np.array([t.data_ptr() for t in self._zeros], dtype=np.int64)
         return table
@@ -95,18 +101,36 @@ class OfUpdates:
         self, table: Table, means: np.ndarray, row: np.ndarray, out: Out = None, *, into: list[Result] | None = None,
         mixing: np.ndarray | None = None,
     ) -> list[Result]:  # fmt: skip
-        """Means by rank of models are those of updates, and g"""
-        results = self.inner.ranked_means(self._clients_of(table), means, row, out, into=into, mixing=mixing)
-        for model in kernels.tensors_of(table, results):
-            for t in np.flatnonzero(row >= 0):
+        """Means by rank of models are those of updates, and g. Except where updates wrap around"""
+        wrap = np.array([dtype in WRAPPING for dtype in table.layout.dtypes], dtype=bool)
+        kept = np.where(wrap, ranks.SKIPPED, row).astype(np.int32)
+        results = self.inner.ranked_means(self._ranked(table), means, kept, out, into=into, mixing=mixing)
+        for m, model in enumerate(kernels.tensors_of(table, results)):
+            for t in np.flatnonzero(kept >= 0):
                 _add(model[t], self._base[t])
+            for t in np.flatnonzero(wrap & (row >= 0)):
+                low, high, _ = means[row[t], min(m, means.shape[1] - 1)].tolist()
+                self._rank_models(table, t, integer_rank(low, high, table.K), model[t].view(-1))
         return results
+
+    @one_thread()
+    def _rank_models(self, table: Table, t: int, rank: int, out: torch.Tensor) -> None:
+        """Values of models made of updates, piece by piece"""
+        tensors = [client[t] for client in table.clients]
+        are_updates = [client is not table.center and id(client[t]) not in table.bases for client in table.clients]
+        mask, base = torch.tensor(are_updates, device=table.device)[:, None], self._base[t].detach().reshape(-1)
+        step = max(1, RANKED // table.K)
+        for at in range(0, len(base), step):
+            values = torch.stack([w.detach().reshape(-1)[at : at + step] for w in tensors])
+            values += base[at : at + step] * mask
+            out[at : at + step] = values.sort(0).values[rank]
 
     def wide_updates(
         self, table: Table, weights: np.ndarray, row: np.ndarray, used: np.ndarray
     ) -> dict[int, torch.Tensor]:
-        rest = weights.sum(-1, keepdims=True) - 1
-        return self.inner.wide_updates(self._rows(table), np.concatenate([weights, rest], -1), row, used)
+        weights = self._with_base(table, weights)
+        weights[..., -1] -= 1
+        return self.inner.wide_updates(self._rows(table), weights, row, used)
 
     def _clients_of(self, table: Table) -> Table:
         """The updates alone, compared with zeros, or with the client that is in g's place"""
@@ -117,6 +141,16 @@ class OfUpdates:
         center = [c if other else z for c, z, other in zip(table.global_model, self._zeros, of_client, strict=True)]
         address = np.where(of_client, table.center_address, self._zeros_address)
         return replace(table, center=center, center_address=address)
+
+    def _ranked(self, table: Table) -> Table:
+        """The updates, and where g is one more client, what is its update: zeros, and its bools as they are"""
+        clients = self._clients_of(table)
+        if clients.K == table.K:
+            return clients
+        own = [g if g.dtype == torch.bool else z for g, z in zip(self._base, self._zeros, strict=True)]
+        address = np.array([t.data_ptr() for t in own], dtype=np.int64)
+        address = np.concatenate([clients.client_address, address[:, None]], axis=1)
+        return replace(clients, clients=[*clients.clients, own], client_address=address)
 
     def _rows(self, table: Table) -> Table:
         """The updates, and g as the last of them"""
@@ -141,11 +175,7 @@ class OfUpdates:
         """Integers as a mix has them, the largest of the clients'"""
         integers = ranks.integers(table.layout)
         if integers.any():
-            clients = self._clients_of(table)
-            self.ranked_means(
-                replace(clients, center=self._base, center_address=self._base_address),
-                ranks.means(ranks.maximum(clients.K)), ranks.only(integers), into=results,
-            )  # fmt: skip
+            self.ranked_means(table, ranks.means(ranks.maximum(table.K)), ranks.only(integers), into=results)
         return results
 
 
@@ -159,5 +189,6 @@ def model_of(update: Sequence[torch.Tensor], base: Sequence[torch.Tensor]) -> li
     return [_add(d.detach().to(g.dtype, copy=True), g) for d, g in zip(update, base, strict=True)]
 
 
+@one_thread()
 def _add(tensor: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.bool else tensor.add_(base.detach())
