@@ -24,7 +24,8 @@ def model(steps, byte, seed):
     generator = torch.Generator().manual_seed(seed)
     return {
         "w": torch.randn(20, 3, generator=generator), "steps": torch.tensor(steps),
-        "byte": torch.full((70_000,), byte, dtype=torch.uint8), "short": torch.tensor([300 * byte - 30_000] * 2).short(),
+        "byte": torch.full((70_000,), byte, dtype=torch.uint8),
+        "short": torch.tensor([300 * byte - 30_000] * 2).short(),
         "flag": torch.tensor([steps % 2 == 0, byte % 2 == 0]),
     }  # fmt: skip
 

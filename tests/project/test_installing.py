@@ -143,9 +143,8 @@ for call in (server.save, server.load, lambda path: fastagg.aggregate_files("fed
     except fastagg.InputError as error:
         print(error)
 """
-    used = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )  # fmt: skip
+    alone = os.environ | {"PYTHONPATH": str(ROOT)}
+    used = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=alone)
     assert used.returncode == 0, used.stderr
     assert used.stdout.count("on Windows, fastagg neither reads nor writes files") == 3
     assert not list(tmp_path.iterdir())

@@ -110,7 +110,7 @@ class OfUpdates:
                 _add(model[t], self._base[t])
             for t in np.flatnonzero(wrap & (row >= 0)):
                 low, high, _ = means[row[t], min(m, means.shape[1] - 1)].tolist()
-                self._rank_models(table, t, integer_rank(low, high, table.K), model[t].view(-1))
+                self._rank_models(table, int(t), integer_rank(low, high, table.K), model[t].view(-1))
         return results
 
     @one_thread()
