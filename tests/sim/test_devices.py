@@ -41,6 +41,13 @@ def digits():
     return d.x[:200], d.y[:200], d.test_x[:100], d.test_y[:100]
 
 
+def named(value):
+    """The same in every process, which a function's own text is not"""
+    if isinstance(value, dict):
+        return "-".join(f"{key}={named(option)}" for key, option in value.items()) or "default"
+    return getattr(value, "__name__", str(value))
+
+
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -62,7 +69,7 @@ def digits():
         (mlp, {"attack": "noise", "attackers": 0.5, "attack_strength": 0.1}),
         (mlp, {"attack": "backdoor", "attackers": 0.5}),
     ],
-    ids=str,
+    ids=named,
 )
 def test_the_same_run_on_another_device(model, options, digits, tmp_path):
     here = fastagg.sim.simulate(model, digits, **SMALL | options)
