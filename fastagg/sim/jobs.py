@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,10 +26,14 @@ from fastagg._engine.distributed.peers import Peers
 from fastagg.sim import run
 from fastagg.sim.config import Config
 from fastagg.sim.objects import Own
+from fastagg.sim.scripts import calls_unguarded
 
 GRACE = 5.0  # seconds that a run has to finish its summary when it is stopped
 EVERY = 5.0  # seconds between lines of progress where there is no terminal
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+UNGUARDED = (
+    'processes for several at a time would run this script again; put its call under `if __name__ == "__main__":`'
+)
 OnRound = Callable[[dict[str, Any], Config], object]
 
 
@@ -91,6 +96,11 @@ def make_runs(
     if wanted > 1 and (why := why_not_sent(todo)):
         if jobs is not None:
             raise ValueError(f"jobs={jobs}: other processes cannot have {why}; define it in a module, or pass jobs=1")
+        wanted = 1
+    if wanted > 1 and calls_unguarded():
+        if jobs is not None:
+            raise ValueError(f"jobs={jobs}: {UNGUARDED}, or pass jobs=1")
+        warnings.warn(f"runs are made one after another: {UNGUARDED}", stacklevel=4)  # at compare
         wanted = 1
     with Progress(todo, progress and (peers is None or peers.rank == 0), callbacks) as bar:
         try:

@@ -147,3 +147,41 @@ def test_a_run_that_goes_on_counts_what_is_made_now(progress):
 @pytest.mark.parametrize(("seconds", "text"), [(3.4, "3 s"), (89, "89 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_durations(seconds, text):
     assert jobs.duration(seconds) == text
+
+
+SCRIPT = """
+import fastagg
+
+print("run", flush=True)
+
+
+def compare():
+    runs = fastagg.sim.compare(
+        ["fedavg"], seeds=2, data="digits", samples=100, clients=2, rounds=1, progress=False{options}
+    )
+    print("made", runs is not None)
+
+
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "said", "times"),
+    [
+        ('if __name__ == "__main__":\n    compare()', ", jobs=2", "made True", 3),
+        ("compare()", "", "made True", 1),
+        ("compare()", ", jobs=2", "ValueError: jobs=2: processes for several at a time would run this script again", 1),
+    ],
+    ids=["guarded", "unguarded", "unguarded, two jobs"],
+)
+def test_a_script_is_not_run_again_from_its_start(tmp_path, call, options, said, times):
+    """Except as processes load a guarded one, each once"""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(call=call, options=options))
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
+    assert said in ended.stdout + ended.stderr
+    assert ended.stdout.count("run\n") == times
+    assert ("UserWarning: runs are made one after another" in ended.stderr) == (
+        not options and (os.cpu_count() or 1) > 1
+    )
