@@ -42,6 +42,17 @@ def spoil(sd, what):
         sd[KEY] = [1.0]
     elif what == "empty":
         sd.clear()
+    elif what == "kernel":
+        sd[KEY] = sd[KEY].reshape(4, 10, 2, 2)
+    elif what == "by another name":
+        for key in [*sd]:
+            sd[key.removeprefix(PREFIX)] = sd.pop(key)
+    elif what == "no PEFT names":
+        sd[KEY.removesuffix(".weight")], sd[OTHER.removesuffix(".weight")] = sd.pop(KEY), sd.pop(OTHER)
+    elif what == "names of Diffusers":
+        sd[KEY.replace("lora_A", "lora.down")], sd[KEY.replace("lora_A", "lora.up")] = sd.pop(KEY), sd.pop(OTHER)
+    elif what == "no module":
+        sd["lora_A.weight"], sd["lora_B.weight"] = sd.pop(KEY), sd.pop(OTHER)
     elif what == "plain":
         sd[PREFIX + "head.weight"] = torch.ones(2)
     return sd
@@ -54,6 +65,11 @@ FAULTS = {
     "ranks": r"of shape \(2, 40\) and .* of shape \(24, 4\) are no factors",
     "nothing": r"of shape \(4, 0\) and .* of shape \(24, 4\) are no factors",
     "size": r"module 'base_model.model.layers.0.v_proj' is 24 x 41, expected 24 x 40",
+    "kernel": r"module 'base_model.model.layers.0.v_proj' is 24 x 10 x 2 x 2, expected 24 x 40",
+    "by another name": r"module 'layers.0.q_proj' is 'base_model.model.layers.0.q_proj' in other adapters",
+    "no PEFT names": r"v_proj.lora_A' is no factor by PEFT's names",
+    "names of Diffusers": r"v_proj.lora.down.weight' is no factor by PEFT's names",
+    "no module": r"key 'lora_A.weight' is no factor by PEFT's names",
     "another module": r"module '.*x_proj' is not in the global adapter",
     "integers": r"v_proj.lora_A.weight' is torch.int64; factors are floating-point",
     "two adapters": r"are two adapters of one module",
@@ -161,6 +177,23 @@ def test_without_a_global_adapter_most_clients_are_right():
     spoil(clients[0], "size")
     result = fastagg.lora.aggregate(None, clients, on_bad_client="drop")
     assert list(result.dropped) == [0]
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_without_a_global_adapter_most_clients_say_what_modules_are_called(at):
+    """And which shape a convolution has"""
+    _, clients = cohort(4)
+    spoil(clients[at], "by another name")
+    assert list(fastagg.lora.aggregate(None, clients, on_bad_client="drop").dropped) == [at]
+    clients = [
+        {
+            PREFIX + "conv.lora_A.weight": torch.randn(2, 4, *kernel),
+            PREFIX + "conv.lora_B.weight": torch.ones(5, 2, 1, 1),
+        }
+        for kernel in ((3, 3), (3, 3), (3, 3))
+    ]
+    clients[at][PREFIX + "conv.lora_A.weight"] = torch.randn(2, 4, 1, 9)
+    assert list(fastagg.lora.aggregate(None, clients, on_bad_client="drop").dropped) == [at]
 
 
 def test_what_is_no_adapter_at_all():

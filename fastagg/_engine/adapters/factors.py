@@ -76,6 +76,19 @@ class Core:
         gram += both + both.T + _sums(self.B[some][:, some].mul_(self.A[less][:, less]), of, of, K + 1)
         return self.unit**2 * (gram + gram.T) / 2
 
+    def terms(self) -> Tensor:
+        """What <g, g> and <d_k, d_k> are sums of, if no term had another sign: [K+1]. They are known to 1e-16 of it"""
+        r, a, b = _rank(self.center), self.A.diagonal(), self.B.diagonal()
+        client = _index([0] * r + [k for k, width in enumerate(self.widths, 1) for _ in range(width)])
+        of_center = _index([*range(r)] + [i if i < r else -1 for width in self.widths for i in range(width)])
+        some = (of_center >= 0) & (client > 0)
+        less = of_center[some]
+        whole = b.clone()  # of B_k, where b has those of B_k - B_g
+        whole[some] += b[less] + 2 * self.B[some, less]
+        lengths = (a * whole.clamp(min=0)).sqrt()
+        lengths[some] += (a[less] * b[some]).sqrt()
+        return (self.unit * torch.zeros(len(self.widths) + 1, dtype=torch.float64).index_add_(0, client, lengths)) ** 2
+
     def of(self, factors: Sequence[Factors]) -> Core | None:
         """The products of these factors themselves, without a center; None if they are not among those known"""
         start, r = {id(self.center): 0}, _rank(self.center)
