@@ -96,3 +96,10 @@ def test_a_result_that_is_too_large_is_the_fault_of_the_largest_client(form, lon
     rest = fastagg.lora.aggregate(None, [given[0], *given[2:]], **more)
     assert list(found.dropped) == [1]
     assert all(torch.equal(found[key], value) for key, value in rest.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "krum"])
+def test_nobody_is_at_fault_where_all_are_as_large(method):
+    clients = [{k: v.sign().mul(6e4).half() for k, v in adapter(4, seed=seed).items()} for seed in range(5)]
+    with pytest.raises(fastagg.InputError, match=r"^the result: module '.*' is too large for its dtype"):
+        fastagg.lora.aggregate(None, clients, method=method, **ROBUST.get(method, {}))

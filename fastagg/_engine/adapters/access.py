@@ -215,13 +215,11 @@ class InAdapters:
 def _too_large(table: AdapterTable, t: int) -> InputError:
     """The error when a module's new factors leave the range of their dtype: naming the clients of which they do"""
     words = f"the result: module {table.modules[t]!r} is too large for its dtype, though clients are finite"
-    sizes = np.zeros((3, table.K + 1))
-    for k, model in enumerate([*table.clients, table.global_model]):
-        f: Any = model[t]
-        if f is not None:
-            A, B = nonfinite.largest(f.A), abs(f.scaling) * nonfinite.largest(f.B)
-            sizes[:, k] = A * B, A, B
-    named = ([k for k in nonfinite.dominant(row) if k < table.K] for row in sizes)
+    models: list[Any] = [model[t] for model in (*table.clients, table.global_model)]
+    some = [k for k, f in enumerate(models) if f is not None]
+    A = np.array([nonfinite.largest(models[k].A) for k in some])
+    B = np.array([nonfinite.largest(models[k].B) * abs(models[k].scaling) for k in some])
+    named = ([some[at] for at in nonfinite.dominant(sizes) if some[at] < table.K] for sizes in (A * B, A, B))
     return nonfinite.too_large(table, next(filter(None, named), []), words)
 
 
