@@ -86,7 +86,9 @@ class InAdapters:
     def gram(self, table: Table, layerwise: bool) -> Gram:
         assert isinstance(table, AdapterTable)
         layout, n = table.layout, len(table.names)
-        matrix = torch.zeros(len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64)
+        matrix = torch.zeros(
+            len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64, device="cpu"
+        )
         used = [t for t in range(n) if layout.gram_layer[t] >= 0]
         room, said = KEPT * table.bytes, self._reading("Gram", table)
         self._cores = {}
@@ -229,7 +231,7 @@ def _check_known(table: AdapterTable, matrix: torch.Tensor, terms: Mapping[int, 
 
     terms   by module: the Gram's layer that it is part of, and Core.terms
     """
-    whole = torch.zeros(matrix.shape[:2], dtype=torch.float64)
+    whole = torch.zeros(matrix.shape[:2], dtype=torch.float64, device="cpu")
     for layer, found in terms.values():
         whole[layer] += found
     squares = matrix.diagonal(dim1=1, dim2=2).clamp(min=0)

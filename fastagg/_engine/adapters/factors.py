@@ -87,7 +87,8 @@ class Core:
         whole[some] += b[less] + 2 * self.B[some, less]
         lengths = (a * whole.clamp(min=0)).sqrt()
         lengths[some] += (a[less] * b[some]).sqrt()
-        return (self.unit * torch.zeros(len(self.widths) + 1, dtype=torch.float64).index_add_(0, client, lengths)) ** 2
+        sums = torch.zeros(len(self.widths) + 1, dtype=torch.float64, device="cpu").index_add_(0, client, lengths)
+        return (self.unit * sums) ** 2
 
     def of(self, factors: Sequence[Factors]) -> Core | None:
         """The products of these factors themselves, without a center; None if they are not among those known"""
@@ -112,7 +113,7 @@ def core_of(center: Factors | None, clients: Sequence[Factors | None]) -> Core:
     """One read of the factors of a module. None stands for no update, of rank 0."""
     reference = next((f for f in (center, *clients) if f is not None), None)
     if reference is None:
-        nothing = torch.zeros(0, 0, dtype=torch.float64)
+        nothing = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         return Core(center, clients, [0] * len(clients), 1.0, nothing, nothing)
     r, unit = _rank(center), reference.scaling
     widths = [0 if f is center else max(_rank(f), r) for f in clients]
@@ -178,14 +179,14 @@ def _products(
 
 def _sums(products: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
     """[n, n]: of the products of rows and columns with such numbers. NaN stays where it is"""
-    found = torch.zeros(n, len(columns), dtype=torch.float64).index_add_(0, rows, products)
-    return torch.zeros(n, n, dtype=torch.float64).index_add_(1, columns, found)
+    found = torch.zeros(n, len(columns), dtype=torch.float64, device="cpu").index_add_(0, rows, products)
+    return torch.zeros(n, n, dtype=torch.float64, device="cpu").index_add_(1, columns, found)
 
 
 def _rows_of(products: Tensor, rows: Sequence[int], more: Sequence[int] = ()) -> Tensor:
     """Products of rows[i] + more[i], where -1 is a row of zeros"""
     P = len(products)
-    padded = torch.zeros(P + 1, P + 1, dtype=torch.float64)
+    padded = torch.zeros(P + 1, P + 1, dtype=torch.float64, device="cpu")
     padded[:P, :P] = products
     first = _index(rows) % (P + 1)
     if not any(i >= 0 for i in more):
@@ -196,7 +197,7 @@ def _rows_of(products: Tensor, rows: Sequence[int], more: Sequence[int] = ()) ->
 
 
 def _index(rows: Sequence[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
 def _rank(factors: Factors | None) -> int:
