@@ -204,3 +204,19 @@ def test_what_is_no_adapter_at_all():
         fastagg.lora.aggregate(g, clients[0])
     with pytest.raises(fastagg.InputError, match="no clients"):
         fastagg.lora.aggregate(g, [])
+
+
+def test_the_factors_of_one_live_model(recwarn):
+    """peft.get_peft_model_state_dict gives references, as state_dict() does"""
+    g, clients = cohort(3)
+    for center, plain in ((g, {}), (None, {}), (None, {PREFIX + "head.weight": torch.ones(2)})):
+        same = {**clients[0], **plain}
+        with pytest.warns(UserWarning, match=r"client 0 \(id 7\), client 2 \(id 5\) are the same tensors") as said:
+            fastagg.lora.aggregate(center, [same, {**clients[1], **plain}, same], method="fedavg", client_ids=[7, 3, 5])
+        assert len(said) == 1
+    for sd in clients:
+        sd.update({key: g[key] for key in g if "lora_A" in key})  # a frozen A is one
+    fastagg.lora.aggregate(g, clients, method="fedavg", form="frozen_a")
+    parts = [{key: value for key, value in sd.items() if "layers.0" in key} for sd in clients]
+    fastagg.lora.aggregate(None, [clients[2], *parts], method="fedavg")
+    assert not recwarn.list

@@ -20,6 +20,7 @@ from fastagg._engine.adapters.forms import Form
 from fastagg._engine.adapters.peft import BIAS, PREFIX, Names, Parsed, Scaling, parse, targeting
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.forked import one_thread
+from fastagg._engine.hints import warn_of_same_tensors
 from fastagg._engine.table import Layers, Params, StateDict, Table
 
 CENTER = -1  # the position of the global adapter among the clients
@@ -118,9 +119,16 @@ def build(
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
         center.plain if known else None, plain, client_ids=client_ids, bad=bad,
-        hints=all(isinstance(p, Parsed) and p.plain and p.plain.keys() >= center.plain.keys() for p in parsed),
+        hints=all(
+            isinstance(p, Parsed) and p.plain and not p.factors and p.plain.keys() >= center.plain.keys()
+            for p in parsed
+        ),
     )  # fmt: skip
-    clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
+    kept = table.given(range(table.K))
+    clients = [p for p in (parsed[k] for k in kept) if isinstance(p, Parsed)]
+    if all(p.factors for p in clients):
+        address = np.array([_addresses(p, dims) for p in clients], dtype=np.int64).T
+        warn_of_same_tensors(address, np.ones(len(address), dtype=bool), lambda k: names[kept[k]])
 
     def among(some: Sequence[int]) -> AdapterTable:
         those, part = [clients[k] for k in some], table if list(some) == list(range(table.K)) else table.part(some)
@@ -129,6 +137,12 @@ def build(
         return dataclasses.replace(_who_has_what(made, those) if partial else made, among=among)
 
     return among(range(table.K))
+
+
+def _addresses(client: Parsed, dims: Dims) -> list[int]:
+    """Of A and B of each module; 0 where it has none"""
+    some = [client.factors.get(m) for m in dims]
+    return [0 if x is None else x.data_ptr() for f in some for x in ((f.A, f.B) if f else (None, None))]
 
 
 def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
