@@ -103,3 +103,18 @@ def test_nobody_is_at_fault_where_all_are_as_large(method):
     clients = [{k: v.sign().mul(6e4).half() for k, v in adapter(4, seed=seed).items()} for seed in range(5)]
     with pytest.raises(fastagg.InputError, match=r"^the result: module '.*' is too large for its dtype"):
         fastagg.lora.aggregate(None, clients, method=method, **ROBUST.get(method, {}))
+
+
+def test_a_rank_that_takes_more_memory_than_the_adapter():
+    """Products of 20,000 rows with each other: 3.2 GB, from an adapter of 160 kB"""
+    clients = [{PREFIX + "m.lora_A.weight": torch.ones(r, 1), PREFIX + "m.lora_B.weight": torch.ones(1, r)} for r in (
+        16, 16, 20_000)]  # fmt: skip
+    more = {"method": "fedavg", "scaling": lambda r: 1 / r}
+    with pytest.raises(
+        fastagg.BadClientError, match=r"client 2: key '.*m.lora_A.weight' has rank 20000, which is more"
+    ):
+        fastagg.lora.aggregate(None, clients, **more)
+    result = fastagg.lora.aggregate(None, clients, **more, on_bad_client="drop")
+    assert result.ranks == {PREFIX + "m": 16}  # though B A has one row and one column: as PEFT makes them
+    wide = {key: torch.ones((2000, 3) if "lora_A" in key else (2500, 2000)) for key in clients[0]}
+    assert fastagg.lora.aggregate(None, [wide], **more, rank=1).ranks == {PREFIX + "m": 1}

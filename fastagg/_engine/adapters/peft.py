@@ -44,6 +44,7 @@ BIAS = re.compile(r".+\.lora_B(?:\.[^.]+)?\.bias")  # of lora_bias: a plain tens
 NAME = re.compile(r"\^?(?:[\w.-]|\\[^\w\s])+\$?")  # of a module, maybe escaped, maybe the whole name
 PREFIX = "base_model.model."
 LEAST = 1e-30  # of a scaling; the largest is 1 / LEAST. Beyond, one client would take all others out of float64
+MOST_RANK = 1024  # of a module that is smaller
 
 Scaling = float | Callable[[int], float] | None  # of all modules; or from the rank
 
@@ -133,6 +134,8 @@ def _pair(
     if A.device != B.device:
         raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
     rank = len(A)
+    if rank > max(len(B), A.numel() // rank, MOST_RANK):  # all its products would take far more memory than it does
+        raise InputError(f"{who}: key {pair['A']!r} has rank {rank}, which is more than B A has rows and columns")
     s = scaled(module, rank)
     if not LEAST <= abs(s) <= 1 / LEAST:
         raise InputError(f"{who}: the scaling of module {module!r} is {s}, which leaves nothing of its update")
