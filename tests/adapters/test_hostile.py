@@ -56,6 +56,16 @@ def test_nor_do_factors_far_from_the_global_adapters():
     torch.testing.assert_close(gram.squares[3], dense_gram(g, clients)[4, 4], rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("length", [0.0, 1e-12])
+def test_a_client_that_gave_its_A_up_has_moved_by_nothing(length):
+    """Which B (A - A_g) + B A_g says but for rounding errors: small ones, next to what the others have moved by"""
+    g, clients = cohort(5)
+    g = {key: torch.zeros_like(value) if "lora_B" in key else value for key, value in g.items()}
+    clients[2] = {key: value * length if "lora_A" in key else value for key, value in clients[2].items()}
+    gram = fastagg.lora.aggregate(g, clients, layerwise=True).gram
+    assert (gram.squares[:, 2] < 1e-14 * gram.squares[:, 1]).all()
+
+
 def test_each_layer_is_looked_at():
     g, clients = cohort(5)
     evil = hidden(clients[1], 1.0, 1e12)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 NO_ELEMENTS = "looks at the elements of updates, and those of an adapter's update B A are never formed"
-UNKNOWN = 1e-6  # of the square of an update: what rounding errors may be. Or the square of it, of the global adapter's
+UNKNOWN = 1e-6  # of the square of an update, its own or the usual one: what rounding errors may be. Or the square of
+# it, of the global adapter's
 KEPT = 0.5  # of the clients' bytes: products of a Gram that are kept for the new factors
 
 
@@ -235,7 +236,8 @@ def _check_known(table: AdapterTable, matrix: torch.Tensor, terms: Mapping[int, 
     for layer, found in terms.values():
         whole[layer] += found
     squares = matrix.diagonal(dim1=1, dim2=2).clamp(min=0)
-    lost = EPSILON * whole > torch.maximum(UNKNOWN * squares, UNKNOWN**2 * squares[:, :1])
+    usual = squares[:, 1:].median(1, keepdim=True)[0]
+    lost = EPSILON * whole > torch.maximum(UNKNOWN * torch.maximum(squares, usual), UNKNOWN**2 * squares[:, :1])
     bad = [k for k in range(table.K) if lost[:, k + 1].any()]
     if not bad:
         return
