@@ -115,6 +115,16 @@ def test_a_plan_says_how_much_is_written(round_, tmp_path, capsys, given, with_g
     assert f"write   1 x {_size(size)} in 1 file" in plan
 
 
+def test_an_adapter_is_one_file(round_, tmp_path, capsys):
+    """However large: PEFT looks for no other"""
+    center, paths, *_ = round_
+    given = ["--method", "fedavg", "--global", center, *paths, "-o", tmp_path / "new", "--shard-size", "4KB"]
+    assert run(*given, "--dry-run") == 0
+    assert "in 1 file to" in capsys.readouterr().out
+    assert run(*given, "--quiet") == 0
+    assert sorted(os.listdir(tmp_path / "new")) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
 def test_progress_and_what_was_read(round_, tmp_path):
     center, paths, _, clients = round_
     said = []
