@@ -104,7 +104,7 @@ def check_outputs(table: Table, not_finite: torch.Tensor | None) -> None:
     key, dtype = table.layout.keys[t], table.layout.dtypes[t]
     words = f"the result: key {key!r} has values that are too large for {dtype}, though every client is finite"
     models = [*table.clients, *([] if table.center is None else [table.center])]
-    raise too_large(table, [k for k in dominant([_largest(model[t]) for model in models]) if k < table.K], words)
+    raise too_large(table, [k for k in dominant([largest(model[t]) for model in models]) if k < table.K], words)
 
 
 def dominant(given: Sequence[float] | np.ndarray) -> list[int]:
@@ -124,7 +124,7 @@ def too_large(table: Table, clients: Sequence[int], words: str) -> InputError:
 
 
 @one_thread()
-def _largest(tensor: torch.Tensor) -> float:
+def largest(tensor: torch.Tensor) -> float:
     return max((float(part.abs().max()) for part in tensor.detach().reshape(-1).split(1 << 20)), default=0.0)
 
 

@@ -42,6 +42,17 @@ def spoil(sd, what):
         sd[KEY] = [1.0]
     elif what == "empty":
         sd.clear()
+    elif what == "kernel":
+        sd[KEY] = sd[KEY].reshape(4, 10, 2, 2)
+    elif what == "by another name":
+        for key in [*sd]:
+            sd[key.removeprefix(PREFIX)] = sd.pop(key)
+    elif what == "no PEFT names":
+        sd[KEY.removesuffix(".weight")], sd[OTHER.removesuffix(".weight")] = sd.pop(KEY), sd.pop(OTHER)
+    elif what == "names of Diffusers":
+        sd[KEY.replace("lora_A", "lora.down")], sd[KEY.replace("lora_A", "lora.up")] = sd.pop(KEY), sd.pop(OTHER)
+    elif what == "no module":
+        sd["lora_A.weight"], sd["lora_B.weight"] = sd.pop(KEY), sd.pop(OTHER)
     elif what == "plain":
         sd[PREFIX + "head.weight"] = torch.ones(2)
     return sd
@@ -54,6 +65,11 @@ FAULTS = {
     "ranks": r"of shape \(2, 40\) and .* of shape \(24, 4\) are no factors",
     "nothing": r"of shape \(4, 0\) and .* of shape \(24, 4\) are no factors",
     "size": r"module 'base_model.model.layers.0.v_proj' is 24 x 41, expected 24 x 40",
+    "kernel": r"module 'base_model.model.layers.0.v_proj' is 24 x 10 x 2 x 2, expected 24 x 40",
+    "by another name": r"module 'layers.0.q_proj' is 'base_model.model.layers.0.q_proj' in other adapters",
+    "no PEFT names": r"v_proj.lora_A' is no factor by PEFT's names",
+    "names of Diffusers": r"v_proj.lora.down.weight' is no factor by PEFT's names",
+    "no module": r"key 'lora_A.weight' is no factor by PEFT's names",
     "another module": r"module '.*x_proj' is not in the global adapter",
     "integers": r"v_proj.lora_A.weight' is torch.int64; factors are floating-point",
     "two adapters": r"are two adapters of one module",
@@ -163,6 +179,23 @@ def test_without_a_global_adapter_most_clients_are_right():
     assert list(result.dropped) == [0]
 
 
+@pytest.mark.parametrize("at", [0, 2])
+def test_without_a_global_adapter_most_clients_say_what_modules_are_called(at):
+    """And which shape a convolution has"""
+    _, clients = cohort(4)
+    spoil(clients[at], "by another name")
+    assert list(fastagg.lora.aggregate(None, clients, on_bad_client="drop").dropped) == [at]
+    clients = [
+        {
+            PREFIX + "conv.lora_A.weight": torch.randn(2, 4, *kernel),
+            PREFIX + "conv.lora_B.weight": torch.ones(5, 2, 1, 1),
+        }
+        for kernel in ((3, 3), (3, 3), (3, 3))
+    ]
+    clients[at][PREFIX + "conv.lora_A.weight"] = torch.randn(2, 4, 1, 9)
+    assert list(fastagg.lora.aggregate(None, clients, on_bad_client="drop").dropped) == [at]
+
+
 def test_what_is_no_adapter_at_all():
     g, clients = cohort(2)
     with pytest.raises(fastagg.InputError, match="client 1: a int is no adapter: expected a state dict, or its folder"):
@@ -171,3 +204,19 @@ def test_what_is_no_adapter_at_all():
         fastagg.lora.aggregate(g, clients[0])
     with pytest.raises(fastagg.InputError, match="no clients"):
         fastagg.lora.aggregate(g, [])
+
+
+def test_the_factors_of_one_live_model(recwarn):
+    """peft.get_peft_model_state_dict gives references, as state_dict() does"""
+    g, clients = cohort(3)
+    for center, plain in ((g, {}), (None, {}), (None, {PREFIX + "head.weight": torch.ones(2)})):
+        same = {**clients[0], **plain}
+        with pytest.warns(UserWarning, match=r"client 0 \(id 7\), client 2 \(id 5\) are the same tensors") as said:
+            fastagg.lora.aggregate(center, [same, {**clients[1], **plain}, same], method="fedavg", client_ids=[7, 3, 5])
+        assert len(said) == 1
+    for sd in clients:
+        sd.update({key: g[key] for key in g if "lora_A" in key})  # a frozen A is one
+    fastagg.lora.aggregate(g, clients, method="fedavg", form="frozen_a")
+    parts = [{key: value for key, value in sd.items() if "layers.0" in key} for sd in clients]
+    fastagg.lora.aggregate(None, [clients[2], *parts], method="fedavg")
+    assert not recwarn.list

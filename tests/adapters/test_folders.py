@@ -115,6 +115,16 @@ def test_a_plan_says_how_much_is_written(round_, tmp_path, capsys, given, with_g
     assert f"write   1 x {_size(size)} in 1 file" in plan
 
 
+def test_an_adapter_is_one_file(round_, tmp_path, capsys):
+    """However large: PEFT looks for no other"""
+    center, paths, *_ = round_
+    given = ["--method", "fedavg", "--global", center, *paths, "-o", tmp_path / "new", "--shard-size", "4KB"]
+    assert run(*given, "--dry-run") == 0
+    assert "in 1 file to" in capsys.readouterr().out
+    assert run(*given, "--quiet") == 0
+    assert sorted(os.listdir(tmp_path / "new")) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
 def test_progress_and_what_was_read(round_, tmp_path):
     center, paths, _, clients = round_
     said = []
@@ -148,6 +158,13 @@ def test_clients_that_cannot_be_read(round_, tmp_path, capsys):
     ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has .*only names of modules"),
     ({"alpha_pattern": {r"layers\.\d\.q_proj": 3}}, r"alpha_pattern has .*only names of modules"),
     ({"alpha_pattern": {"q_proj": "3"}}, "lora_alpha is '3'"),
+    ({"r": 8}, r"key '.*layers.0.q_proj.lora_A.weight' has rank 2, and its config says 8"),
+    ({"rank_pattern": {"0.v_proj": 3}}, r"key '.*layers.0.v_proj.lora_A.weight' has rank 2, and its config says 3"),
+    ({"r": "2"}, "r is '2', expected an integer"),
+    ({"rank_pattern": {"q_proj": 2.5}}, "r is 2.5, expected an integer"),
+    ({"rank_pattern": ["q_proj"]}, r"rank_pattern is \['q_proj'\], expected an object"),
+    ({"alpha_pattern": ["q_proj"]}, r"alpha_pattern is \['q_proj'\], expected an object"),
+    ({"use_rslora": "false"}, "use_rslora is 'false', expected true or false"),
     ({"target_parameters": ["experts"]}, "target_parameters: adapters of parameters"),
     ({"kasa_config": {"beta": 1e-4}}, "kasa_config: KaSA multiplies with lora_diag"),
     ({"use_bdlora": {"nblocks": 2}}, "use_bdlora: a factor of blocks on a diagonal"),
@@ -158,6 +175,33 @@ def test_configs_that_are_refused(tmp_path, change, why):
     good, bad = write(tmp_path / "a", sd, 2), write(tmp_path / "b", sd, 2, **change)
     with pytest.raises(fastagg.InputError, match=rf"client 1: .*{why}"):
         fastagg.lora.aggregate(None, [good, bad], method="fedavg")
+
+
+def test_ranks_that_other_regular_expressions_say_are_not_compared(tmp_path):
+    path = write(tmp_path / "a", adapter(2), 8, rank_pattern={r".*_proj|(a+)+": 2})
+    assert set(fastagg.lora.aggregate(None, [path], method="fedavg").ranks.values()) == {2}
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"peft_type": "lora"}, ""), ({"peft_type": None}, ""),
+    ({"lora_alpha": None}, "lora_alpha is None"), ({"use_dora": True}, "use_dora: the weights of DoRA"),
+    ({"peft_type": "ADALORA"}, "peft_type is ADALORA; only LORA"),
+], ids=str)  # fmt: skip
+def test_the_command_averages_no_factors_because_of_what_all_configs_say(tmp_path, capsys, change, why):
+    """They would be taken for models, and A and B averaged separately"""
+    names = (".weight", "") if change.get("peft_type") == "ADALORA" else ("", "")  # AdaLoRA's have none
+    sds = [{key.replace(*names): value for key, value in adapter(2, seed=k).items()} for k in range(3)]
+    paths = [write(tmp_path / f"c{k}", sd, 2, **change) for k, sd in enumerate(sds)]
+    if change == {"peft_type": None}:
+        for path in paths:
+            config = json.loads((path / "adapter_config.json").read_text())
+            (path / "adapter_config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "peft_type"}))
+    code = run("--method", "fedavg", *paths, "-o", tmp_path / "new")
+    said = capsys.readouterr()
+    if why:
+        assert (code, why in said.err, (tmp_path / "new").exists()) == (1, True, False)
+    else:
+        assert (code, "leaves out at most" in said.out) == (0, True)
 
 
 def test_where_a_new_adapter_cannot_be_written(round_, tmp_path, capsys):

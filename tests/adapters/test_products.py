@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fastagg
+from fastagg._engine.adapters import access
 from fastagg._engine.adapters.factors import CHUNK, Factors, core_of
 from helpers.adapters import SHAPES, adapter, cohort, dense, dense_gram, flat, relative
 
@@ -141,6 +142,27 @@ def test_rounds_at_the_same_time_leave_the_number_of_threads_alone():
     assert all(torch.equal(result[key], value) for result in found for key, value in expected.items())
     with ThreadPoolExecutor(1) as pool:
         assert [len(found), torch.get_num_threads(), pool.submit(torch.get_num_threads).result()] == [16, 2, 2]
+
+
+@pytest.mark.parametrize("with_threads", [True, False])
+@pytest.mark.parametrize(("method", "form", "partial"), [
+    ("fedawa", "rank", False), ("fedavg", "rank", False), ("krum", "exact", True), ("fedavg", "separate", False),
+])  # fmt: skip
+def test_torchs_default_device_does_not_matter(monkeypatch, with_threads, method, form, partial):
+    if not with_threads:  # as on a GPU
+        monkeypatch.setattr(access, "side_by_side", lambda work, items, *_: list(map(work, items)))
+    g, clients = cohort(4, rank=2)
+    clients[0] = {key: value for key, value in clients[0].items() if "layers.1" not in key}
+    more = {"method": method, "form": form, "partial": partial, **({"f": 0} if method == "krum" else {})}
+    more |= {"rank": 50} if form == "rank" else {}
+    expected = fastagg.lora.aggregate(g, clients, **more)
+    torch.set_default_device("meta")  # stands in for a GPU
+    try:
+        found = fastagg.lora.aggregate(g, clients, **more)
+    finally:
+        torch.set_default_device(None)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9)
 
 
 def test_the_order_of_clients_does_not_change_the_bits():

@@ -18,7 +18,8 @@ from fastagg._engine.adapters import forms, peft
 from fastagg._engine.adapters.adapter_table import AdapterTable, build
 from fastagg._engine.adapters.factors import Core, Factors, core_of
 from fastagg._engine.adapters.side_by_side import side_by_side
-from fastagg._engine.checks import InputError
+from fastagg._engine.adapters.truncated import EPSILON
+from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.gram import Gram
 from fastagg._engine.in_memory import InMemory
 from fastagg._engine.result import Result, Results
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from fastagg._engine.aggregator import Aggregator
 
 NO_ELEMENTS = "looks at the elements of updates, and those of an adapter's update B A are never formed"
+UNKNOWN = 1e-6  # of the square of an update, its own or the usual one: what rounding errors may be. Or the square of
+# it, of the global adapter's
 KEPT = 0.5  # of the clients' bytes: products of a Gram that are kept for the new factors
 
 
@@ -84,16 +87,19 @@ class InAdapters:
     def gram(self, table: Table, layerwise: bool) -> Gram:
         assert isinstance(table, AdapterTable)
         layout, n = table.layout, len(table.names)
-        matrix = torch.zeros(len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64)
+        matrix = torch.zeros(
+            len(layout.layers) if layerwise else 1, table.K + 1, table.K + 1, dtype=torch.float64, device="cpu"
+        )
         used = [t for t in range(n) if layout.gram_layer[t] >= 0]
         room, said = KEPT * table.bytes, self._reading("Gram", table)
         self._cores = {}
 
-        def one(t: int) -> tuple[Core | None, torch.Tensor]:
+        def one(t: int) -> tuple[Core | None, torch.Tensor, torch.Tensor]:
             core = core_of(table.global_model[t], [client[t] for client in table.clients])  # type: ignore[arg-type]
-            return core if core.bytes * len(used) <= room else None, core.gram()
+            return core if core.bytes * len(used) <= room else None, core.gram(), core.terms()
 
-        for t, (core, products) in zip(used, side_by_side(one, used, table.device, said), strict=True):
+        terms: dict[int, torch.Tensor] = {}
+        for t, (core, products, terms[t]) in zip(used, side_by_side(one, used, table.device, said), strict=True):
             matrix[layout.gram_layer[t] if layerwise else 0] += products
             if core is not None:
                 self._cores[layout.keys[t]] = core
@@ -101,6 +107,7 @@ class InAdapters:
             matrix += self._plain.gram(_with_center(table), layerwise).host.matrix.reshape(matrix.shape)
         gram = kernels.formed(table, layerwise, matrix)
         nonfinite.check_gram(table, gram, keys_not_finite)
+        _check_known(table, matrix, {t: (layout.gram_layer[t] if layerwise else 0, terms[t]) for t in used})
         self._read = True
         return gram
 
@@ -123,8 +130,10 @@ class InAdapters:
         suspects = [k for k in range(blame.K) if lost or not (self._read or weights[..., k].any())]
         bad = [k for k in suspects if keys_not_finite(blame, blame.clients[k])]
         nonfinite.check_clients(blame, bad, keys_not_finite)
-        if lost and (keys := keys_not_finite(blame, blame.global_model)):
-            raise InputError(nonfinite.in_words("the global adapter", keys))
+        if lost:
+            if keys := keys_not_finite(blame, blame.global_model):
+                raise InputError(nonfinite.in_words("the global adapter", keys))
+            raise _too_large(blame, next(at[1] for at, new in zip(some, made, strict=True) if new is None))
         return [self._result(table, result, made[m * n : (m + 1) * n]) for m, result in enumerate(results)]
 
     def gram_mix(
@@ -193,8 +202,7 @@ class InAdapters:
     def _result(self, table: AdapterTable, plain: Result, made: Sequence[forms.New | None]) -> AdapterResult:
         result, new = AdapterResult(), {}
         for module, names, one in zip(table.modules, table.names, made, strict=True):
-            if one is None:
-                raise InputError(f"the result: module {module!r} is too large for its dtype, though clients are finite")
+            assert one is not None
             result[names.A] = names.for_caller(one.A.reshape(-1, *names.shape_A))
             result[names.B] = names.for_caller(one.B.reshape(*one.B.shape, *names.shape_B))
             new[module] = one
@@ -205,6 +213,43 @@ class InAdapters:
         if table.config is not None:
             result.config = peft.config_with(table.config, result.ranks, result.scaling)
         return result
+
+
+def _too_large(table: AdapterTable, t: int) -> InputError:
+    """The error when a module's new factors leave the range of their dtype: naming the clients of which they do"""
+    words = f"the result: module {table.modules[t]!r} is too large for its dtype, though clients are finite"
+    models: list[Any] = [model[t] for model in (*table.clients, table.global_model)]
+    some = [k for k, f in enumerate(models) if f is not None]
+    A = np.array([nonfinite.largest(models[k].A) for k in some])
+    B = np.array([nonfinite.largest(models[k].B) * abs(models[k].scaling) for k in some])
+    named = ([some[at] for at in nonfinite.dominant(sizes) if some[at] < table.K] for sizes in (A * B, A, B))
+    return nonfinite.too_large(table, next(filter(None, named), []), words)
+
+
+def _check_known(table: AdapterTable, matrix: torch.Tensor, terms: Mapping[int, tuple[int, torch.Tensor]]) -> None:
+    """Raises where the terms of a client's square cancel each other so far that rounding errors are left. Who sends
+    B = (b, -b) and A = (a, a + d) with a long b and a short d could hide an update of any length from every method.
+
+    terms   by module: the Gram's layer that it is part of, and Core.terms
+    """
+    whole = torch.zeros(matrix.shape[:2], dtype=torch.float64, device="cpu")
+    for layer, found in terms.values():
+        whole[layer] += found
+    squares = matrix.diagonal(dim1=1, dim2=2).clamp(min=0)
+    usual = squares[:, 1:].median(1, keepdim=True)[0]
+    lost = EPSILON * whole > torch.maximum(UNKNOWN * torch.maximum(squares, usual), UNKNOWN**2 * squares[:, :1])
+    bad = [k for k in range(table.K) if lost[:, k + 1].any()]
+    if not bad:
+        return
+    reasons = []
+    for k in bad:
+        t = max((t for t, (layer, _) in terms.items() if lost[layer, k + 1]), key=lambda t: float(terms[t][1][k + 1]))
+        reasons.append(
+            f"module {table.modules[t]!r}: its update is so short, next to the products that it is made of, that only "
+            "rounding errors are left of it"
+        )
+    said = "; ".join(f"{table.name(k)}: {reason}" for k, reason in zip(bad[: nonfinite.NAMED], reasons, strict=False))
+    raise BadClientError(said, dict(zip(table.given(bad), reasons, strict=True)))
 
 
 def keys_not_finite(table: Table, model: Sequence[Any]) -> list[str]:

@@ -6,6 +6,7 @@ Every check of adapters against each other is here; of an adapter by itself in p
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,14 +17,15 @@ from torch import Tensor
 from fastagg._engine import table as tables
 from fastagg._engine.adapters.factors import Factors
 from fastagg._engine.adapters.forms import Form
-from fastagg._engine.adapters.peft import BIAS, Names, Parsed, Scaling, parse, targeting
+from fastagg._engine.adapters.peft import BIAS, PREFIX, Names, Parsed, Scaling, parse, targeting
 from fastagg._engine.checks import BadClientError, InputError
 from fastagg._engine.forked import one_thread
+from fastagg._engine.hints import warn_of_same_tensors
 from fastagg._engine.table import Layers, Params, StateDict, Table
 
 CENTER = -1  # the position of the global adapter among the clients
 ENDING = ".lora"  # what the entry of a module is called, after the module
-Dims = dict[str, tuple[int, int]]  # by module: out, in
+Dims = dict[str, tuple[int, ...]]  # by module: out, in; of convolutions, and the kernel
 
 
 @dataclasses.dataclass(eq=False)
@@ -117,9 +119,16 @@ def build(
     known = global_sd is not None and bool(center.plain or not any(isinstance(p, Parsed) and p.plain for p in parsed))
     table = tables.build(
         center.plain if known else None, plain, client_ids=client_ids, bad=bad,
-        hints=all(isinstance(p, Parsed) and p.plain and p.plain.keys() >= center.plain.keys() for p in parsed),
+        hints=all(
+            isinstance(p, Parsed) and p.plain and not p.factors and p.plain.keys() >= center.plain.keys()
+            for p in parsed
+        ),
     )  # fmt: skip
-    clients = [p for p in (parsed[k] for k in table.given(range(table.K))) if isinstance(p, Parsed)]
+    kept = table.given(range(table.K))
+    clients = [p for p in (parsed[k] for k in kept) if isinstance(p, Parsed)]
+    if all(p.factors for p in clients):
+        address = np.array([_addresses(p, dims) for p in clients], dtype=np.int64).T
+        warn_of_same_tensors(address, np.ones(len(address), dtype=bool), lambda k: names[kept[k]])
 
     def among(some: Sequence[int]) -> AdapterTable:
         those, part = [clients[k] for k in some], table if list(some) == list(range(table.K)) else table.part(some)
@@ -130,30 +139,39 @@ def build(
     return among(range(table.K))
 
 
+def _addresses(client: Parsed, dims: Dims) -> list[int]:
+    """Of A and B of each module; 0 where it has none"""
+    some = [client.factors.get(m) for m in dims]
+    return [0 if x is None else x.data_ptr() for f in some for x in ((f.A, f.B) if f else (None, None))]
+
+
 def _dims(center: Parsed, clients: Sequence[Parsed]) -> Dims:
     """The size of each module: the global adapter's or, if it has no modules, that which most clients have"""
     if center.factors:
-        return {m: _size(f) for m, f in center.factors.items()}
+        return {m: _size(center, m) for m in center.factors}
     found: dict[str, Counter] = {}
     for client in clients:
-        for m, f in client.factors.items():
-            found.setdefault(m, Counter())[_size(f)] += 1
+        for m in client.factors:
+            found.setdefault(m, Counter())[_size(client, m)] += 1
+    for m in [m for m in found if PREFIX + m in found]:  # one module, by two names: that which fewer clients use goes
+        del found[min((m, PREFIX + m), key=lambda name: found[name].total())]
     return {m: counts.most_common(1)[0][0] for m, counts in found.items()}
 
 
-def _size(f: Factors) -> tuple[int, int]:
-    return len(f.B), f.A.shape[1]
+def _size(adapter: Parsed, m: str) -> tuple[int, ...]:
+    return len(adapter.factors[m].B), *adapter.names[m].shape_A
 
 
 def _fault(client: Parsed, dims: Dims) -> str:
     """What is wrong with a client's modules; empty if nothing is"""
     if not client.factors and not client.plain:
         return "it has no tensors"
-    for m, f in client.factors.items():
+    for m in client.factors:
         if m not in dims:
-            return f"module {m!r} is not in the global adapter"
-        if _size(f) != dims[m]:
-            return f"module {m!r} is {' x '.join(map(str, _size(f)))}, expected {' x '.join(map(str, dims[m]))}"
+            other = next((name for name in (PREFIX + m, m.removeprefix(PREFIX)) if name in dims), None)
+            return f"module {m!r} is {'not in the global adapter' if other is None else f'{other!r} in other adapters'}"
+        if (size := _size(client, m)) != dims[m]:
+            return f"module {m!r} is {' x '.join(map(str, size))}, expected {' x '.join(map(str, dims[m]))}"
     return ""
 
 
@@ -238,7 +256,7 @@ def _with_modules(
         raise InputError(f"adapters are on {' and '.join(sorted(map(str, devices)))}; all must be on one device")
     keys = (*(m + ENDING for m in modules), *table.layout.keys)
     layout = tables.layout_of(
-        keys, (*(dims[m] for m in modules), *table.layout.shapes),
+        keys, (*((dims[m][0], math.prod(dims[m][1:])) for m in modules), *table.layout.shapes),
         (*(p.factors[m].A.dtype for m, p in zip(modules, first, strict=True)), *table.layout.dtypes),
         chosen.names, chosen.tied, None if layers is None else tuple(layers(key) for key in keys),
     )  # fmt: skip

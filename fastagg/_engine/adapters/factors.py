@@ -76,6 +76,20 @@ class Core:
         gram += both + both.T + _sums(self.B[some][:, some].mul_(self.A[less][:, less]), of, of, K + 1)
         return self.unit**2 * (gram + gram.T) / 2
 
+    def terms(self) -> Tensor:
+        """What <g, g> and <d_k, d_k> are sums of, if no term had another sign: [K+1]. They are known to 1e-16 of it"""
+        r, a, b = _rank(self.center), self.A.diagonal(), self.B.diagonal()
+        client = _index([0] * r + [k for k, width in enumerate(self.widths, 1) for _ in range(width)])
+        of_center = _index([*range(r)] + [i if i < r else -1 for width in self.widths for i in range(width)])
+        some = (of_center >= 0) & (client > 0)
+        less = of_center[some]
+        whole = b.clone()  # of B_k, where b has those of B_k - B_g
+        whole[some] += b[less] + 2 * self.B[some, less]
+        lengths = (a * whole.clamp(min=0)).sqrt()
+        lengths[some] += (a[less] * b[some]).sqrt()
+        sums = torch.zeros(len(self.widths) + 1, dtype=torch.float64, device="cpu").index_add_(0, client, lengths)
+        return (self.unit * sums) ** 2
+
     def of(self, factors: Sequence[Factors]) -> Core | None:
         """The products of these factors themselves, without a center; None if they are not among those known"""
         start, r = {id(self.center): 0}, _rank(self.center)
@@ -99,7 +113,7 @@ def core_of(center: Factors | None, clients: Sequence[Factors | None]) -> Core:
     """One read of the factors of a module. None stands for no update, of rank 0."""
     reference = next((f for f in (center, *clients) if f is not None), None)
     if reference is None:
-        nothing = torch.zeros(0, 0, dtype=torch.float64)
+        nothing = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         return Core(center, clients, [0] * len(clients), 1.0, nothing, nothing)
     r, unit = _rank(center), reference.scaling
     widths = [0 if f is center else max(_rank(f), r) for f in clients]
@@ -165,14 +179,14 @@ def _products(
 
 def _sums(products: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
     """[n, n]: of the products of rows and columns with such numbers. NaN stays where it is"""
-    found = torch.zeros(n, len(columns), dtype=torch.float64).index_add_(0, rows, products)
-    return torch.zeros(n, n, dtype=torch.float64).index_add_(1, columns, found)
+    found = torch.zeros(n, len(columns), dtype=torch.float64, device="cpu").index_add_(0, rows, products)
+    return torch.zeros(n, n, dtype=torch.float64, device="cpu").index_add_(1, columns, found)
 
 
 def _rows_of(products: Tensor, rows: Sequence[int], more: Sequence[int] = ()) -> Tensor:
     """Products of rows[i] + more[i], where -1 is a row of zeros"""
     P = len(products)
-    padded = torch.zeros(P + 1, P + 1, dtype=torch.float64)
+    padded = torch.zeros(P + 1, P + 1, dtype=torch.float64, device="cpu")
     padded[:P, :P] = products
     first = _index(rows) % (P + 1)
     if not any(i >= 0 for i in more):
@@ -183,7 +197,7 @@ def _rows_of(products: Tensor, rows: Sequence[int], more: Sequence[int] = ()) ->
 
 
 def _index(rows: Sequence[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
 
 def _rank(factors: Factors | None) -> int:

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -38,9 +39,12 @@ CONFIGS_REFUSED = {
     "use_bdlora": "a factor of blocks on a diagonal is stored as a narrow one, which is another",
     "target_parameters": "adapters of parameters (experts) are no single products B A",
 }  # fmt: skip
+FACTOR = re.compile(r"(?:.*\.)?lora[_.](?:A|B|embedding_A|embedding_B|down|up)(?:\..*)?")  # by others' names, too
 BIAS = re.compile(r".+\.lora_B(?:\.[^.]+)?\.bias")  # of lora_bias: a plain tensor, which is scaled as B is
 NAME = re.compile(r"\^?(?:[\w.-]|\\[^\w\s])+\$?")  # of a module, maybe escaped, maybe the whole name
 PREFIX = "base_model.model."
+LEAST = 1e-30  # of a scaling; the largest is 1 / LEAST. Beyond, one client would take all others out of float64
+MOST_RANK = 1024  # of a module that is smaller
 
 Scaling = float | Callable[[int], float] | None  # of all modules; or from the rank
 
@@ -99,10 +103,19 @@ def parse(adapter: Any, scaling: Scaling, who: str) -> Parsed:
         other = pairs.setdefault(found[1], {}).setdefault(found[2] or found[3], key)
         if other != key:
             raise InputError(f"{who}: {other!r} and {key!r} are two adapters of one module; pass one of them")
+    for key in plain:
+        if FACTOR.fullmatch(key) and not BIAS.fullmatch(key):
+            raise InputError(
+                f"{who}: key {key!r} is no factor by PEFT's names, <module>.lora_A.weight and .lora_B.weight"
+            )
     scaled = scaling_of(config) if config is not None else lambda _, rank: _given(scaling, rank)
+    rank_of = _ranks(config or {})
     factors, names = {}, {}
     for module, pair in pairs.items():
         factors[module], names[module] = _pair(adapter, module, pair, scaled, who)
+        found, said = factors[module].rank, rank_of(module)
+        if said is not None and said != found:
+            raise InputError(f"{who}: key {names[module].A!r} has rank {found}, and its config says {said}")
     return Parsed(factors, names, plain, config)
 
 
@@ -121,8 +134,10 @@ def _pair(
     if A.device != B.device:
         raise InputError(f"{who}: key {pair['B']!r} is on {B.device}, its counterpart on {A.device}")
     rank = len(A)
+    if rank > max(len(B), A.numel() // rank, MOST_RANK):  # all its products would take far more memory than it does
+        raise InputError(f"{who}: key {pair['A']!r} has rank {rank}, which is more than B A has rows and columns")
     s = scaled(module, rank)
-    if s == 0 or not math.isfinite(s):
+    if not LEAST <= abs(s) <= 1 / LEAST:
         raise InputError(f"{who}: the scaling of module {module!r} is {s}, which leaves nothing of its update")
     as_numpy = not isinstance(adapter[pair["A"]], torch.Tensor)
     names = Names(pair["A"], pair["B"], tuple(A.shape[1:]), tuple(B.shape[2:]), as_numpy)
@@ -151,10 +166,18 @@ def check_config(config: Any, who: str) -> None:
     for name, why in CONFIGS_REFUSED.items():
         if config.get(name):
             raise InputError(f"{who}: {name}: {why}")
+    if not isinstance(config.get("use_rslora"), bool | None):
+        raise InputError(f"{who}: use_rslora is {repr(config['use_rslora'])[:80]}, expected true or false")
+    for name in ("alpha_pattern", "rank_pattern"):
+        if config.get(name) and not isinstance(config[name], Mapping):
+            raise InputError(f"{who}: {name} is {repr(config[name])[:80]}, expected an object")
     alphas = [config.get("lora_alpha"), *_pattern(config, "alpha_pattern").values()]
     for alpha in alphas:
         if not _is_number(alpha):
             raise InputError(f"{who}: lora_alpha is {repr(alpha)[:80]}, expected a number")
+    for rank in (config.get("r"), *_pattern(config, "rank_pattern").values()):
+        if rank is not None and (not isinstance(rank, Integral) or isinstance(rank, bool)):
+            raise InputError(f"{who}: r is {repr(rank)[:80]}, expected an integer")
     for pattern in _pattern(config, "alpha_pattern"):  # a stranger's regular expression may take for ever
         if not isinstance(pattern, str) or not NAME.fullmatch(pattern):
             raise InputError(f"{who}: alpha_pattern has {pattern!r}; only names of modules are understood")
@@ -168,20 +191,31 @@ def _is_number(value: Any) -> bool:
 
 
 def scaling_of(config: Mapping[str, Any]) -> Callable[[str, int], float]:
-    """By module and rank: alpha / r, or alpha / sqrt(r) of rsLoRA. alpha_pattern has modules' own alpha, by their names
-    or what these end with; the first that fits counts, as in PEFT."""
-    usual, root = float(config["lora_alpha"]), bool(config.get("use_rslora"))
-    own: dict[str, tuple[int, float]] = {}  # by name, and by ^name if it is the whole name
-    for at, (pattern, value) in enumerate(_pattern(config, "alpha_pattern").items()):
-        name = pattern.removesuffix("$").replace("\\", "")
-        own.setdefault(name, (at, float(value)))
+    """By module and rank: alpha / r, or alpha / sqrt(r) of rsLoRA"""
+    alpha_of, root = _by_module(config, "lora_alpha", "alpha_pattern"), bool(config.get("use_rslora"))
+    return lambda module, rank: float(alpha_of(module)) / (math.sqrt(rank) if root else rank)
 
-    def scaling(module: str, rank: int) -> float:
+
+def _ranks(config: Mapping[str, Any]) -> Callable[[str], int | None]:
+    """By module; None if it is not said, or said by other regular expressions than names"""
+    if all(isinstance(pattern, str) and NAME.fullmatch(pattern) for pattern in _pattern(config, "rank_pattern")):
+        return _by_module(config, "r", "rank_pattern")
+    return lambda _: None
+
+
+def _by_module(config: Mapping[str, Any], usual: str, patterns: str) -> Callable[[str], Any]:
+    """What a config says of a module. The patterns have modules' own values, by their names or what these end with; the
+    first that fits counts, as in PEFT."""
+    own: dict[str, tuple[int, Any]] = {}  # by name, and by ^name if it is the whole name
+    for at, (pattern, value) in enumerate(_pattern(config, patterns).items()):
+        own.setdefault(pattern.removesuffix("$").replace("\\", ""), (at, value))
+
+    def found(module: str) -> Any:
         name = module.removeprefix(PREFIX)
-        found = [own[end] for end in (f"^{name}", name, *_ends(name)) if end in own]
-        return min(found, default=(0, usual))[1] / (math.sqrt(rank) if root else rank)
+        those = [own[end] for end in (f"^{name}", name, *_ends(name)) if end in own]
+        return min(those, default=(0, config.get(usual)))[1]
 
-    return scaling
+    return found
 
 
 def targeting(config: Mapping[str, Any], modules: Iterable[str]) -> Mapping[str, Any]:

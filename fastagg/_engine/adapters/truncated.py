@@ -62,7 +62,8 @@ def truncated(
     A = combined([f.A for f in factors], [1.0] * len(factors), small.of_A)
     B = combined([f.B.T for f in factors], [f.scaling for f in factors], small.of_B)
     if missing := rank - len(A):
-        more = torch.randn(missing, A.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        generator = torch.Generator("cpu").manual_seed(0)
+        more = torch.randn(missing, A.shape[1], generator=generator, dtype=torch.float64, device="cpu")
         A = torch.cat([A, (small.length * more / more.norm(dim=1, keepdim=True)).to(A.device)])
         B = torch.nn.functional.pad(B, (0, 0, 0, missing))
     largest = A.gather(1, A.abs().argmax(1, keepdim=True))
@@ -74,7 +75,7 @@ def combinations(core: Core, weights: Sequence[float], rank: int) -> Small | Non
     """From products of factors without a center, each row of which has a weight; None if they are not finite"""
     length = core.A.diagonal().sqrt()
     length = torch.where(length > 0, length, 1.0)
-    columns = core.unit * length * torch.tensor(weights, dtype=torch.float64)
+    columns = core.unit * length * torch.tensor(weights, dtype=torch.float64, device="cpu")
     products = columns[:, None] * core.B * columns  # C'C
     if not bool(torch.isfinite(core.A).all() and torch.isfinite(products).all()):
         return None

@@ -59,7 +59,7 @@ def aggregate_files(
     state        file for what the method remembers: loaded if it exists, and replaced together with the model
     memory       how much memory the call may use, in bytes or as "500MB"; tables that grow with the number of clients
                  times the number of tensors come on top
-    shard_size   a model larger than this is written as several files and an index
+    shard_size   a model larger than this is written as several files and an index, an adapter always as one file
     progress     function (current step, bytes read, bytes in total)
     report       folder, or .png file, for a picture of the cosines of the client updates and all numbers as JSON. If
                  the method has no Gram, the clients are read once more for it
@@ -174,7 +174,8 @@ class Job:
 
     def _round(self, progress: Progress | None, report) -> FileResult:
         began = time.perf_counter()
-        writing = RoundFiles(self.target, self.shard_size, self._metadata)
+        whole = 2**62 if self.form is not None else self.shard_size  # PEFT reads an adapter from one file
+        writing = RoundFiles(self.target, whole, self._metadata)
         access = self._access(writing, progress)
         g, clients = self.tensors
         try:
