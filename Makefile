@@ -80,8 +80,14 @@ wheels-in-containers: | $(BIN)/python
 	$(BIN)/python -m cibuildwheel --platform linux --output-dir dist
 test-oldest: build/dist
 	$(BIN)/python -m tools.installed --python 3.10 --constraints constraints-oldest.txt --env $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install -q --disable-pip-version-check -c constraints-oldest.txt \
+	  setuptools cmake ninja pybind11
+	PATH="$(abspath $(VENV)-oldest/bin):$$PATH" FASTAGG_CUDA=0 $(VENV)-oldest/bin/python -m pip wheel -q \
+	  --disable-pip-version-check --no-build-isolation --no-deps -w build/oldest dist/*.tar.gz
+# NEWEST=3.13 where there is no 3.14
+NEWEST ?= 3.14
 test-newest: build/dist
-	$(BIN)/python -m tools.installed --python 3.13 --constraints constraints-newest.txt --env $(VENV)-newest
+	$(BIN)/python -m tools.installed --python $(NEWEST) --constraints constraints-newest.txt --env $(VENV)-newest
 build/dist: $(SOURCES) $(PACKAGE) $(wildcard tools/*.py) MANIFEST.in $(VENV)/wheels
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.wheels
 	mkdir -p build && touch $@
