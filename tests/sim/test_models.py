@@ -251,7 +251,7 @@ def test_outputs():
         ValueError, match=r"Own gives \(2, 3\) for 2 samples; expected \(2, 4\), a number for each class"
     ):
         check_outputs(Own((5,), 3), x, 4)
-    with pytest.raises(ValueError, match=r"Own cannot take samples of shape \(5,\), float32: RuntimeError: mat1"):
+    with pytest.raises(ValueError, match=r"Own cannot take samples of shape \(5,\), float32: RuntimeError: .*mat1"):
         check_outputs(Own((6,), 3), x, 3)
     with pytest.raises(ValueError, match="LSTM gives tuple for 2 samples"):
         check_outputs(nn.LSTM(5, 3), x, 3)
