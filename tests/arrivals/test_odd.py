@@ -48,6 +48,21 @@ def test_odd_tensors(name, memory, tmp_path):
         assert_same_bits(fastagg.aggregator(name).aggregate(g, clients), round.finish(client_ids=range(5)))
 
 
+@pytest.mark.parametrize("memory", [None, 1])
+@pytest.mark.parametrize("others", [{}, {"w": torch.ones(3)}])
+def test_tensors_without_elements(others, memory):
+    sds = [{"e": torch.zeros(0, 5), **others} for _ in range(3)]
+    for given in (None, sds[0]):
+        with fastagg.aggregator("fedavg").round(given, memory=memory) as round:
+            for k, sd in enumerate(sds):
+                round.add(k, sd)
+            assert_same_bits(fastagg.fedavg(given, sds), round.finish())
+    with fastagg.aggregator("fedadam").round(sds[0], memory=memory) as round:
+        for k, sd in enumerate(sds):
+            round.add(k, update={key: value - sds[0][key] for key, value in sd.items()})
+        assert_same_bits(fastagg.fedadam(sds[0], sds), round.finish())
+
+
 class Tied(torch.nn.Module):
     def __init__(self):
         super().__init__()
