@@ -48,16 +48,16 @@ def test_odd_tensors(name, memory, tmp_path):
         assert_same_bits(fastagg.aggregator(name).aggregate(g, clients), round.finish(client_ids=range(5)))
 
 
-@pytest.mark.parametrize("memory", [None, 1])
-@pytest.mark.parametrize("others", [{}, {"w": torch.ones(3)}])
-def test_tensors_without_elements(others, memory):
+@pytest.mark.parametrize("how", [{}, {"memory": 1}, {"running": True}], ids=str)
+@pytest.mark.parametrize("others", [{}, {"w": torch.ones(3)}, {"n": torch.tensor(3)}], ids=str)
+def test_tensors_without_elements(others, how):
     sds = [{"e": torch.zeros(0, 5), **others} for _ in range(3)]
     for given in (None, sds[0]):
-        with fastagg.aggregator("fedavg").round(given, memory=memory) as round:
+        with fastagg.aggregator("fedavg").round(given, **how) as round:
             for k, sd in enumerate(sds):
                 round.add(k, sd)
             assert_same_bits(fastagg.fedavg(given, sds), round.finish())
-    with fastagg.aggregator("fedadam").round(sds[0], memory=memory) as round:
+    with fastagg.aggregator("fedadam").round(sds[0], **how) as round:
         for k, sd in enumerate(sds):
             round.add(k, update={key: value - sds[0][key] for key, value in sd.items()})
         assert_same_bits(fastagg.fedadam(sds[0], sds), round.finish())
@@ -182,6 +182,18 @@ def test_sizes_of_all_or_of_none():
                 round.add(1, clients[1], size=sizes[1])
             round.discard(0)
             round.add(1, clients[1], size=sizes[1])
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "uniform"])
+def test_somebody_has_data(name, running):
+    with fastagg.aggregator(name).round({"w": torch.ones(2)}, running=running) as round:
+        for k in range(2):
+            round.add(k, {"w": torch.ones(2)}, size=0)
+        with pytest.raises(InputError, match="sizes sum to zero"):
+            round.finish()
+        round.add(2, {"w": torch.zeros(2)}, size=1)
+        assert round.finish()["w"].tolist() == ([0, 0] if name == "fedavg" else pytest.approx([2 / 3, 2 / 3]))
 
 
 def test_shares_of_a_running_sum_are_the_clients_whoever_is_faster(monkeypatch):

@@ -29,7 +29,7 @@ from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
 from fastagg._engine.forked import one_thread
 from fastagg._engine.in_memory import InMemory
-from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
+from fastagg._engine.inputs import ClientId, data_shares, read_client_ids, read_inputs, read_sizes
 from fastagg._engine.outputs import to_numpy
 from fastagg._engine.table import Out, StateDict, Table
 
@@ -451,6 +451,9 @@ class Round:
     def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> tuple[Any, rounds.Kept]:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
+        sizes = [client.size for client in self._clients.values()]
+        if None not in sizes:
+            data_shares(np.array(sizes))  # which says what is wrong where they sum to zero, whatever the weights
         for name in total.parts.keys() - self._clients.keys():
             raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))

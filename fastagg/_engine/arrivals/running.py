@@ -31,7 +31,8 @@ class RunningSum:
         self.like = list(like)
         floats = [-(-t.numel() // 8) * 8 if t.dtype in FLOATING else 0 for t in like]
         ends = np.cumsum(floats).tolist()
-        memory = torch.from_numpy(np.zeros(ends[-1] if ends else 0))  # in one piece: clients come and go around it
+        count = ends[-1] if ends else 0
+        memory = torch.from_numpy(np.zeros(max(count, 1)))[:count]  # in one piece: clients come and go around it
         self.sums = [
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
