@@ -196,6 +196,23 @@ def test_somebody_has_data(name, running):
         assert round.finish()["w"].tolist() == ([0, 0] if name == "fedavg" else pytest.approx([2 / 3, 2 / 3]))
 
 
+@pytest.mark.parametrize("drop", ["raise", "drop"])
+def test_a_running_sum_that_is_too_large_is_put_down_to_nobody(drop):
+    large = {"w": torch.full((5,), 6e4, dtype=torch.float16)}
+    with fastagg.aggregator("fedavg", on_bad_client=drop).round(large, running=True) as round:
+        round.add("a", update=large)
+        with pytest.raises(InputError, match=r"fedavg: the mean of all clients: key 'w' has values that are not"):
+            round.finish()
+
+
+def test_ids_of_any_kind_that_are_equal():
+    for ids in (torch.tensor([5, 3]), np.array([5, 3]), range(5, 1, -2)):
+        with fastagg.aggregator("fedavg").round(None) as round:
+            for k in (3, 5):
+                round.add(k, {"w": torch.ones(2)}, size=k)
+            assert round.finish(client_ids=ids).weights.tolist() == pytest.approx([5 / 8, 3 / 8])
+
+
 def test_shares_of_a_running_sum_are_the_clients_whoever_is_faster(monkeypatch):
     """One is added to the sum first, and comes into the round last"""
     g, clients = make(2, {"w": (4, 3)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -230,9 +231,10 @@ class Round:
         return result
 
     def _order(self, client_ids: Sequence[ClientId]) -> None:
-        if len(client_ids) != len(self._clients) or set(client_ids) != set(self._clients):
-            raise InputError(f"client_ids are {list(client_ids)!r}, and the round has {list(self._clients)!r}")
-        self._clients = {name: self._clients[name] for name in client_ids}
+        ids = read_client_ids(client_ids, len(client_ids))
+        if set(ids) != set(self._clients):
+            raise InputError(f"client_ids are {ids!r}, and the round has {list(self._clients)!r}")
+        self._clients = {name: self._clients[name] for name in ids}
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
@@ -462,7 +464,12 @@ class Round:
         mean = {key: t if isinstance(like, torch.Tensor) else to_numpy(t) for (key, like), t in tensors}
         access: Access = OfUpdates(InMemory()) if as_update else InMemory()
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
-        result, kept = rounds.run(self._server, access, self._global, [mean], None, None, out, anyone)
+        server = copy.copy(self._server)
+        server.on_bad_client = "raise"
+        try:
+            result, kept = rounds.run(server, access, self._global, [mean], None, None, out, anyone)
+        except BadClientError as error:  # of the mean, which is nobody's
+            raise InputError(f"{server.name}: the mean of all clients: {error.reasons[0]}") from error
         result.weights = torch.from_numpy(step * shares)
         result.dropped = dict(self._refused)
         return result, kept
