@@ -205,6 +205,19 @@ def test_a_running_sum_that_is_too_large_is_put_down_to_nobody(drop):
             round.finish()
 
 
+@pytest.mark.parametrize(("name", "most"), [("fedavg", 3e38), ("fednova", 3e38), ("fedadam", 1e15)])
+def test_nobody_overflows_a_running_sum(name, most):
+    """Or the round of all others would be lost, and nobody can be taken out of it again"""
+    steps = {"local_steps": 3} if name == "fednova" else {}
+    with fastagg.aggregator(name, on_bad_client="drop").round({"w": torch.zeros(2)}, running=True) as round:
+        for size in (1e308, 1e200, 1e-320):
+            assert not round.add("a", {"w": torch.full((2,), 1e5)}, size=size, **steps)
+            assert "in the running sum, expected 1e-100 to 1e+100, or 0" in round.dropped["a"]
+        for who, size in (("b", 1e100), ("c", 1.0), ("d", 0.0), ("e", 1e-99)):
+            assert round.add(who, {"w": torch.full((2,), most)}, size=size, **steps)
+        assert round.finish()["w"].isfinite().all()
+
+
 def test_ids_of_any_kind_that_are_equal():
     for ids in (torch.tensor([5, 3]), np.array([5, 3]), range(5, 1, -2)):
         with fastagg.aggregator("fedavg").round(None) as round:

@@ -21,7 +21,7 @@ from fastagg._engine import table as tables
 from fastagg._engine.access import Access
 from fastagg._engine.arrivals import forms, updates
 from fastagg._engine.arrivals.held import Held
-from fastagg._engine.arrivals.running import RunningSum
+from fastagg._engine.arrivals.running import RunningSum, why_not
 from fastagg._engine.arrivals.spill import Spill, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
@@ -313,6 +313,9 @@ class Round:
             and (lacks := [what for what, s in specs.items() if s.required and what not in read])
         ):
             wrong = {0: f"it has no {lacks[0]}, which a running sum needs when it comes"}
+        parts = self._server.parts_of_mean(1.0 if size is None else size, read) if self._running and not wrong else None
+        if parts is not None and (why := why_not(parts)):
+            wrong = {0: why}
         if wrong:
             raise BadClientError(wrong[0], wrong)
         files: list[MappedFile] = []
@@ -345,7 +348,6 @@ class Round:
             if self._running and self._sum is None:
                 self._sum = RunningSum(table.global_model)
         if self._sum is not None:
-            parts = self._server.parts_of_mean(1.0 if size is None else size, read)
             assert parts is not None  # see _check_running
             self._sum.add(name, table, parts, size is None or size > 0, is_update)
             return Arrived({}, is_update, size, inputs, False)

@@ -16,6 +16,13 @@ from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
 
 CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB. Not kept, they took 1.4 x the time
+LEAST, MOST = 1e-100, 1e100  # parts, other than 0: larger ones might overflow the sum with all others in it
+
+
+def why_not(parts: Sequence[float]) -> str:
+    """Why a client with these parts cannot be added; empty if it can"""
+    odd = [part for part in parts if part and not LEAST <= part <= MOST]
+    return f"it counts for {odd[0]:.3g} in the running sum, expected {LEAST:g} to {MOST:g}, or 0" if odd else ""
 
 
 class RunningSum:
