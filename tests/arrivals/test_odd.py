@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg import BadClientError, InputError, extend
-from fastagg._engine import kernels
+from fastagg._engine import kernels, rounds
 from fastagg._engine.arrivals.running import RunningSum
 from helpers.cohort import assert_same_bits, make
 from helpers.every_method import OPTIONS, cohort, round_inputs
@@ -412,7 +412,29 @@ def test_a_file_that_changes_before_the_end(change, tmp_path):
             os.truncate(path, 100)
         else:
             path.unlink()
-        with pytest.raises(InputError, match=r"c\.safetensors (was changed while it was read|cannot be read any more)"):
+        with pytest.raises(InputError, match=r"client 0: .*c\.safetensors (was changed|cannot be read any more)"):
+            round.finish()
+        assert round.discard(0)  # which has to know whose it is
+        round.add(1, clients[1])
+        assert_same_bits(clients[1], round.finish())
+
+
+@pytest.mark.parametrize("who", ["client 'a'", "the global model"])
+def test_a_file_that_changes_while_a_round_is_computed(who, monkeypatch, tmp_path):
+    """Its name on the disk does not say whose it is"""
+    g, clients = make(2, {"w": (4, 3)})
+    save_file(g, tmp_path / "g.safetensors")
+    run = rounds.run
+
+    def changed(*given, **more):
+        path = tmp_path / "g.safetensors" if "global" in who else next((tmp_path / "waiting").glob("client-*"))
+        os.utime(path, (1, 1))
+        return run(*given, **more)
+
+    with fastagg.aggregator("fedavg").round(tmp_path / "g.safetensors", memory=1, spill=tmp_path / "waiting") as round:
+        round.add("a", clients[0])
+        monkeypatch.setattr(rounds, "run", changed)
+        with pytest.raises(InputError, match=rf"^{who}: .* was changed while it was read"):
             round.finish()
 
 

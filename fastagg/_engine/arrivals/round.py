@@ -446,7 +446,11 @@ class Round:
         access, models = self._access(list(clients.values())), [client.model for client in clients.values()]
         given = None if None in sizes else sizes
         self._check_files()
-        result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        try:
+            result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        except InputError:
+            self._check_files()  # which says whose it is, where a file is the reason
+            raise
         self._check_files()
         access.deliver(result)
         result.dropped = {**self._refused, **result.dropped}
@@ -531,8 +535,13 @@ class Round:
         return OfUpdates(access) if are_updates else access
 
     def _check_files(self) -> None:
-        for file in [file for client in self._clients.values() for file in client.files] + self._global_files:
-            file.check_unchanged()
+        files = {f"client {name!r}": client.files for name, client in self._clients.items()}
+        for who, of in {"the global model": self._global_files, **files}.items():
+            try:
+                for file in of:
+                    file.check_unchanged()
+            except InputError as error:
+                raise InputError(f"{who}: {error}") from error
 
     @property
     def _slab_bytes(self) -> int:
