@@ -117,7 +117,10 @@ class Round:
                     f"{path} holds a round that was not finished: go on with server.resume_round({str(path)!r}), or "
                     "remove the folder"
                 )
-            own = None if self._global is None else self._own_table(self._global)
+            try:
+                own = None if self._global is None else self._own_table(self._global)
+            except InputError as error:
+                raise InputError(f"the global model: {str(error).removeprefix('client 0: ')}") from error
             form = None if own is None else form_of(own)
             about = {"method": self._server.name, "version": self._version, "global": form}
             spill.begin(about, None if own is None else self._tensors(own))
