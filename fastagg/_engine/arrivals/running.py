@@ -44,7 +44,7 @@ class RunningSum:
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
         ]
-        self._wide = torch.empty(min(CHUNK, len(memory)), dtype=torch.float64)
+        self._wide = torch.empty(min(CHUNK, len(memory)), dtype=torch.float64, device="cpu")
         self.parts: dict[Any, tuple[float, float]] = {}  # by client: of parameters, of buffers
         self._is_buffer = np.zeros(len(self.like), dtype=int)
         self._half = ""  # what was done with only some tensors, in words
