@@ -31,7 +31,7 @@ class ClientValue:
 
     def tensor(self, given: Any) -> torch.Tensor:
         """What a method says, in a dtype that has `missing`"""
-        values = torch.as_tensor(given)
+        values = given if isinstance(given, torch.Tensor) else torch.as_tensor(given, device="cpu")
         whole = not values.is_floating_point() and not float(self.missing).is_integer()
         return values.to(torch.float64) if whole else values
 
@@ -99,5 +99,5 @@ def _spread(values: torch.Tensor, order: Sequence[int], K: int, axis: int, missi
     """What belongs to client order[i] moves from i to order[i]"""
     axis %= values.dim()
     shape = (*values.shape[:axis], K, *values.shape[axis + 1 :])
-    out = torch.full(shape, missing, dtype=values.dtype)
-    return out.index_copy_(axis, torch.tensor(list(order)), values)
+    out = torch.full(shape, missing, dtype=values.dtype, device=values.device)
+    return out.index_copy_(axis, torch.tensor(list(order), device=values.device), values)

@@ -62,7 +62,7 @@ def diagnostics(
     if gram.formed:
         cosine = gram.cosine().cpu()
         others = cosine.numpy() * (1 - np.eye(gram.K))
-        coherence = torch.as_tensor((lam * _times(others, lam)).sum(-1) / max(len(gram.took_part), 1))
+        coherence = torch.as_tensor((lam * _times(others, lam)).sum(-1) / max(len(gram.took_part), 1), device="cpu")
 
     moved, shrink_ratio = _moved(gram.host, lam, gamma) if gram.host.knows(lam) else (None, None)
     return Diagnostics(
@@ -84,8 +84,8 @@ def _moved(gram: Gram, lam: np.ndarray, gamma: float) -> tuple[Tensor, Tensor]:
     moved = np.maximum(shrink**2 * c - 2 * shrink * gamma * (lam * b).sum(-1) + learned, 0)
     shrunk = np.abs(shrink) * np.sqrt(np.maximum(c, 0))
     return (
-        torch.as_tensor(np.sqrt(moved)),
-        torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk))),
+        torch.as_tensor(np.sqrt(moved), device="cpu"),
+        torch.as_tensor(np.where(shrunk == 0, np.inf, ratio(np.sqrt(learned), shrunk)), device="cpu"),
     )
 
 
@@ -112,7 +112,7 @@ def _heterogeneity(gram: Gram, lam: np.ndarray, class_dist: Any, population: Any
         raise InputError(f"population: expected {D.shape[1]} finite numbers >= 0, one per class")
     cohort = lam @ ratio(D, D.sum(1, keepdims=True))  # [C] or [L, C]
     norms = np.sqrt((cohort**2).sum(-1) * (everyone**2).sum())
-    return torch.as_tensor(np.clip(ratio(cohort @ everyone, norms), -1, 1))
+    return torch.as_tensor(np.clip(ratio(cohort @ everyone, norms), -1, 1), device="cpu")
 
 
 def _times(A: np.ndarray, x: np.ndarray) -> np.ndarray:

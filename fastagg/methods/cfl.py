@@ -39,7 +39,7 @@ class NumberedClusters(ClusterAggregator):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the client ids, and the number of each one's cluster as an int64 tensor."""
-        numbers = torch.tensor(list(self.state.values()), dtype=torch.int64)
+        numbers = torch.tensor(list(self.state.values()), dtype=torch.int64, device="cpu")
         return {**super().state_dict(), "client_ids": list(self.state), "clusters": numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -55,8 +55,8 @@ class FedAdp(GlobalAggregator):
         return {
             **super().state_dict(),
             "client_ids": list(self.state),
-            "angles": torch.tensor([angle for angle, _ in self.state.values()], dtype=torch.float64),
-            "rounds": torch.tensor([t for _, t in self.state.values()], dtype=torch.int64),
+            "angles": torch.tensor([angle for angle, _ in self.state.values()], dtype=torch.float64, device="cpu"),
+            "rounds": torch.tensor([t for _, t in self.state.values()], dtype=torch.int64, device="cpu"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -173,7 +173,7 @@ class FedAWA(GlobalAggregator):
         for k, (client, name) in enumerate(zip(ids, ids if self.logits_by == "id" else range(len(ids)), strict=True)):
             if client in result.dropped:
                 known = float64(given)[..., k] if given is not None else self.state.logits.get(name)
-                logits[..., k] = mean if known is None else torch.as_tensor(known)
+                logits[..., k] = mean if known is None else torch.as_tensor(known, device="cpu")
 
     def _start(self, cohort: Cohort, n: np.ndarray, given: np.ndarray | None) -> np.ndarray:
         """Logits to start from: those given, those remembered, or the method's first, of weights n [K]"""
@@ -215,7 +215,7 @@ class FedAWA(GlobalAggregator):
             "logits_by": self.logits_by,
             "layers": None if self.state.layers is None else list(self.state.layers),
             "client_ids": list(self.state.logits),
-            "logits": torch.tensor(np.array(list(self.state.logits.values()), dtype=np.float64)),
+            "logits": torch.from_numpy(np.array(list(self.state.logits.values()), dtype=np.float64)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,7 +254,7 @@ def fedawa_objective(
     if given.shape not in (expected, (gram.K,)):
         raise InputError(f"weights have shape {given.shape}, expected {expected}")
     loss, gradient = _objective(gram, variant, reg)(np.broadcast_to(given, expected), True)
-    return torch.as_tensor(loss), torch.from_numpy(gradient)
+    return torch.as_tensor(loss, device="cpu"), torch.from_numpy(gradient)
 
 
 # Below, arithmetic in float64 on what the Gram says: lam (weights) and T (logits) are [K] or [L, K].

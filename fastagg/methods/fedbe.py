@@ -93,8 +93,8 @@ class FedBE(Trained, CountsRounds):
             noise = torch.Generator().manual_seed(int(rng.integers(2**63 - 1)))
             sample = {}
             for name in sorted(set(student.owner.values())):  # tied parameters are one
-                z = torch.randn(mean[name].shape, generator=noise, dtype=mean[name].dtype).to(student.device)
-                sample[name] = mean[name] + deviation[name] * z
+                z = torch.randn(mean[name].shape, generator=noise, dtype=mean[name].dtype, device="cpu")
+                sample[name] = mean[name] + deviation[name] * z.to(student.device)
             models.append(self.rounded(student, {name: sample[owner] for name, owner in student.owner.items()}))
         return models
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg import BadClientError, InputError, extend
-from fastagg._engine import kernels
+from fastagg._engine import kernels, rounds
 from fastagg._engine.arrivals.running import RunningSum
 from helpers.cohort import assert_same_bits, make
 from helpers.every_method import OPTIONS, cohort, round_inputs
@@ -46,6 +46,21 @@ def test_odd_tensors(name, memory, tmp_path):
             round.add(k, sd)
     with round:
         assert_same_bits(fastagg.aggregator(name).aggregate(g, clients), round.finish(client_ids=range(5)))
+
+
+@pytest.mark.parametrize("how", [{}, {"memory": 1}, {"running": True}], ids=str)
+@pytest.mark.parametrize("others", [{}, {"w": torch.ones(3)}, {"n": torch.tensor(3)}], ids=str)
+def test_tensors_without_elements(others, how):
+    sds = [{"e": torch.zeros(0, 5), **others} for _ in range(3)]
+    for given in (None, sds[0]):
+        with fastagg.aggregator("fedavg").round(given, **how) as round:
+            for k, sd in enumerate(sds):
+                round.add(k, sd)
+            assert_same_bits(fastagg.fedavg(given, sds), round.finish())
+    with fastagg.aggregator("fedadam").round(sds[0], **how) as round:
+        for k, sd in enumerate(sds):
+            round.add(k, update={key: value - sds[0][key] for key, value in sd.items()})
+        assert_same_bits(fastagg.fedadam(sds[0], sds), round.finish())
 
 
 class Tied(torch.nn.Module):
@@ -167,6 +182,48 @@ def test_sizes_of_all_or_of_none():
                 round.add(1, clients[1], size=sizes[1])
             round.discard(0)
             round.add(1, clients[1], size=sizes[1])
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "uniform"])
+def test_somebody_has_data(name, running):
+    with fastagg.aggregator(name).round({"w": torch.ones(2)}, running=running) as round:
+        for k in range(2):
+            round.add(k, {"w": torch.ones(2)}, size=0)
+        with pytest.raises(InputError, match="sizes sum to zero"):
+            round.finish()
+        round.add(2, {"w": torch.zeros(2)}, size=1)
+        assert round.finish()["w"].tolist() == ([0, 0] if name == "fedavg" else pytest.approx([2 / 3, 2 / 3]))
+
+
+@pytest.mark.parametrize("drop", ["raise", "drop"])
+def test_a_running_sum_that_is_too_large_is_put_down_to_nobody(drop):
+    large = {"w": torch.full((5,), 6e4, dtype=torch.float16)}
+    with fastagg.aggregator("fedavg", on_bad_client=drop).round(large, running=True) as round:
+        round.add("a", update=large)
+        with pytest.raises(InputError, match=r"fedavg: the mean of all clients: key 'w' has values that are not"):
+            round.finish()
+
+
+@pytest.mark.parametrize(("name", "most"), [("fedavg", 3e38), ("fednova", 3e38), ("fedadam", 1e15)])
+def test_nobody_overflows_a_running_sum(name, most):
+    """Or the round of all others would be lost, and nobody can be taken out of it again"""
+    steps = {"local_steps": 3} if name == "fednova" else {}
+    with fastagg.aggregator(name, on_bad_client="drop").round({"w": torch.zeros(2)}, running=True) as round:
+        for size in (1e308, 1e200, 1e-320):
+            assert not round.add("a", {"w": torch.full((2,), 1e5)}, size=size, **steps)
+            assert "in the running sum, expected 1e-100 to 1e+100, or 0" in round.dropped["a"]
+        for who, size in (("b", 1e100), ("c", 1.0), ("d", 0.0), ("e", 1e-99)):
+            assert round.add(who, {"w": torch.full((2,), most)}, size=size, **steps)
+        assert round.finish()["w"].isfinite().all()
+
+
+def test_ids_of_any_kind_that_are_equal():
+    for ids in (torch.tensor([5, 3]), np.array([5, 3]), range(5, 1, -2)):
+        with fastagg.aggregator("fedavg").round(None) as round:
+            for k in (3, 5):
+                round.add(k, {"w": torch.ones(2)}, size=k)
+            assert round.finish(client_ids=ids).weights.tolist() == pytest.approx([5 / 8, 3 / 8])
 
 
 def test_shares_of_a_running_sum_are_the_clients_whoever_is_faster(monkeypatch):
@@ -355,7 +412,29 @@ def test_a_file_that_changes_before_the_end(change, tmp_path):
             os.truncate(path, 100)
         else:
             path.unlink()
-        with pytest.raises(InputError, match=r"c\.safetensors (was changed while it was read|cannot be read any more)"):
+        with pytest.raises(InputError, match=r"client 0: .*c\.safetensors (was changed|cannot be read any more)"):
+            round.finish()
+        assert round.discard(0)  # which has to know whose it is
+        round.add(1, clients[1])
+        assert_same_bits(clients[1], round.finish())
+
+
+@pytest.mark.parametrize("who", ["client 'a'", "the global model"])
+def test_a_file_that_changes_while_a_round_is_computed(who, monkeypatch, tmp_path):
+    """Its name on the disk does not say whose it is"""
+    g, clients = make(2, {"w": (4, 3)})
+    save_file(g, tmp_path / "g.safetensors")
+    run = rounds.run
+
+    def changed(*given, **more):
+        path = tmp_path / "g.safetensors" if "global" in who else next((tmp_path / "waiting").glob("client-*"))
+        os.utime(path, (1, 1))
+        return run(*given, **more)
+
+    with fastagg.aggregator("fedavg").round(tmp_path / "g.safetensors", memory=1, spill=tmp_path / "waiting") as round:
+        round.add("a", clients[0])
+        monkeypatch.setattr(rounds, "run", changed)
+        with pytest.raises(InputError, match=rf"^{who}: .* was changed while it was read"):
             round.finish()
 
 

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 import fastagg
 from fastagg import BadClientError, InputError
 from fastagg._engine.arrivals.round import Round
+from helpers import arrivals
 from helpers.arrivals import ORDER, SIZES, arrive, pairs_of
 from helpers.cohort import assert_same_bits, assert_unchanged, make, snapshot
-from helpers.every_method import IDS, IN_MEMORY, METHODS, OPTIONS, K, cohort, models, run
+from helpers.every_method import IDS, IN_MEMORY, METHODS, OPTIONS, K, cohort, models, round_inputs, run
 
 BYTES = sum(value.nbytes for value in cohort()[0].values())
 
@@ -43,6 +44,43 @@ def test_every_method_has_the_bits_of_a_whole_round(name, memory, tmp_path):
         again = [run(name, g, clients, SIZES, ids=IDS, server=s) for s in (whole, server)]
         for a, b in zip(*map(models, again), strict=True):
             assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("how", ["drop", "disk", "narrow", "running"])
+def test_torchs_default_device_does_not_matter(name, how, monkeypatch, tmp_path):
+    """Servers set it to their GPU, and may have models on the CPU all the same"""
+    g, clients = cohort()
+    bad = {**g, "fc.bias": g["fc.bias"] * float("nan")}
+    options = {**OPTIONS[name], "on_bad_client": "drop"}
+    inputs, form = round_inputs(name, K), {"narrow": torch.bfloat16}.get(how, torch.float32)
+    monkeypatch.setattr(arrivals, "round_inputs", lambda *_: dict(inputs))
+    clients = [{key: v.to(form) if v.is_floating_point() else v for key, v in sd.items()} for sd in clients]
+    if how == "drop" and fastagg.aggregator(name, **options).min_clients < K:
+        clients[0] = bad
+    if how == "running" and fastagg.aggregator(name, **options).why_not_running(g):
+        return
+    more = {"disk": {"memory": 1, "spill": tmp_path}, "running": {"running": True}}.get(how, {"check": "finish"})
+
+    def one():
+        server = fastagg.aggregator(name, **options)
+        with server.round(g, **more) as round:
+            rest = arrive(round, name, clients)
+            found = round.finish(**rest)
+        server.save(tmp_path / "state")
+        return models(found), (tmp_path / "state").read_bytes()
+
+    expected, found = one(), None
+    torch.set_default_device("meta")  # stands in for a GPU
+    try:
+        found = one()
+    finally:
+        torch.set_default_device(None)
+    for a, b in zip(expected[0], found[0], strict=True):
+        if a is not None:
+            assert_same_bits(a, b)
+    if how != "disk":  # whose rounds have a mark each
+        assert expected[1] == found[1]
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - IN_MEMORY))

@@ -320,6 +320,25 @@ def test_what_a_stop_left_of_a_finished_round_is_not_of_the_next(tmp_path):
     assert (tmp_path / "client-3.safetensors").read_text() == "mine"
 
 
+def test_a_global_model_that_cannot_be_written(tmp_path):
+    for value in (torch.zeros(3, dtype=torch.complex64), torch.zeros(3, device="meta"), [1.0]):
+        with pytest.raises(InputError, match=r"^the global model: key 'w' "):
+            fastagg.aggregator("fedavg").round({"w": value}, spill=tmp_path)
+        assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_stays_where_it_was(tmp_path, monkeypatch):
+    """A relative path is of the folder that the process was in when the round began"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with fastagg.aggregator("fedavg").round(None, memory=1, spill="waiting") as round:
+        round.add("a", {"w": torch.ones(3)})
+        monkeypatch.chdir("elsewhere")
+        round.add("b", {"w": torch.zeros(3)})
+        assert round.finish()["w"].tolist() == [0.5] * 3
+    assert not [*(tmp_path / "waiting").iterdir()]
+
+
 def test_a_folder_that_cannot_be(tmp_path):
     g, _ = make(1, {"w": (4, 3)})
     (tmp_path / "file").write_text("mine")

@@ -34,7 +34,7 @@ def zero_bytes(count: int, device: torch.device) -> torch.Tensor:
     """On the CPU by NumPy, whose zeros take no memory as long as they are only read; nor torch's threads, which hang in
     a child that was forked"""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(count, dtype=np.uint8))
+        return torch.from_numpy(np.zeros(max(count, 1), dtype=np.uint8))[:count]  # of none, torch gives no view
     return torch.zeros(count, dtype=torch.uint8, device=device)
 
 

@@ -91,7 +91,7 @@ class Held(InFiles):
         stops = np.cumsum(-(-layout.bytes // 64) * 64)  # each begins at a multiple of 64 bytes
         buffer = self._buffers.get(k)
         if buffer is None or buffer.numel() < stops[-1]:
-            buffer = self._buffers[k] = torch.empty(int(stops[-1]), dtype=torch.uint8)
+            buffer = self._buffers[k] = torch.empty(int(stops[-1]), dtype=torch.uint8, device="cpu")
         made = []
         for p, piece in enumerate(pieces):
             begin = int(stops[p - 1]) if p else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -20,7 +21,7 @@ from fastagg._engine import table as tables
 from fastagg._engine.access import Access
 from fastagg._engine.arrivals import forms, updates
 from fastagg._engine.arrivals.held import Held
-from fastagg._engine.arrivals.running import RunningSum
+from fastagg._engine.arrivals.running import RunningSum, why_not
 from fastagg._engine.arrivals.spill import Spill, form_of
 from fastagg._engine.arrivals.updates import OfUpdates
 from fastagg._engine.checks import BadClientError, InputError, byte_count, suggest
@@ -29,7 +30,7 @@ from fastagg._engine.files import paging
 from fastagg._engine.files.mapped import MappedFile, MappedModel, open_model
 from fastagg._engine.forked import one_thread
 from fastagg._engine.in_memory import InMemory
-from fastagg._engine.inputs import ClientId, read_client_ids, read_inputs, read_sizes
+from fastagg._engine.inputs import ClientId, data_shares, read_client_ids, read_inputs, read_sizes
 from fastagg._engine.outputs import to_numpy
 from fastagg._engine.table import Out, StateDict, Table
 
@@ -116,7 +117,10 @@ class Round:
                     f"{path} holds a round that was not finished: go on with server.resume_round({str(path)!r}), or "
                     "remove the folder"
                 )
-            own = None if self._global is None else self._own_table(self._global)
+            try:
+                own = None if self._global is None else self._own_table(self._global)
+            except InputError as error:
+                raise InputError(f"the global model: {str(error).removeprefix('client 0: ')}") from error
             form = None if own is None else form_of(own)
             about = {"method": self._server.name, "version": self._version, "global": form}
             spill.begin(about, None if own is None else self._tensors(own))
@@ -230,9 +234,10 @@ class Round:
         return result
 
     def _order(self, client_ids: Sequence[ClientId]) -> None:
-        if len(client_ids) != len(self._clients) or set(client_ids) != set(self._clients):
-            raise InputError(f"client_ids are {list(client_ids)!r}, and the round has {list(self._clients)!r}")
-        self._clients = {name: self._clients[name] for name in client_ids}
+        ids = read_client_ids(client_ids, len(client_ids))
+        if set(ids) != set(self._clients):
+            raise InputError(f"client_ids are {ids!r}, and the round has {list(self._clients)!r}")
+        self._clients = {name: self._clients[name] for name in ids}
 
     def cancel(self) -> None:
         """Ends the round without a result, and removes what is on the disk"""
@@ -311,6 +316,9 @@ class Round:
             and (lacks := [what for what, s in specs.items() if s.required and what not in read])
         ):
             wrong = {0: f"it has no {lacks[0]}, which a running sum needs when it comes"}
+        parts = self._server.parts_of_mean(1.0 if size is None else size, read) if self._running and not wrong else None
+        if parts is not None and (why := why_not(parts)):
+            wrong = {0: why}
         if wrong:
             raise BadClientError(wrong[0], wrong)
         files: list[MappedFile] = []
@@ -343,7 +351,6 @@ class Round:
             if self._running and self._sum is None:
                 self._sum = RunningSum(table.global_model)
         if self._sum is not None:
-            parts = self._server.parts_of_mean(1.0 if size is None else size, read)
             assert parts is not None  # see _check_running
             self._sum.add(name, table, parts, size is None or size > 0, is_update)
             return Arrived({}, is_update, size, inputs, False)
@@ -442,7 +449,11 @@ class Round:
         access, models = self._access(list(clients.values())), [client.model for client in clients.values()]
         given = None if None in sizes else sizes
         self._check_files()
-        result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        try:
+            result, kept = rounds.run(server, access, self._global, models, given, list(clients), out, inputs)
+        except InputError:
+            self._check_files()  # which says whose it is, where a file is the reason
+            raise
         self._check_files()
         access.deliver(result)
         result.dropped = {**self._refused, **result.dropped}
@@ -451,6 +462,9 @@ class Round:
     def _mean_of(self, total: RunningSum, out: Out, inputs: Mapping[str, Any]) -> tuple[Any, rounds.Kept]:
         """What the method makes of the mean, as of a round with one client"""
         assert self._form is not None  # a client came
+        sizes = [client.size for client in self._clients.values()]
+        if None not in sizes:
+            data_shares(np.array(sizes))  # which says what is wrong where they sum to zero, whatever the weights
         for name in total.parts.keys() - self._clients.keys():
             raise InputError(f"client {name!r} was interrupted while it was added: this sum cannot be used any more")
         shares, step = total.shares(self._clients), self._server.step_of_mean(total.parts_of(self._clients))
@@ -459,7 +473,12 @@ class Round:
         mean = {key: t if isinstance(like, torch.Tensor) else to_numpy(t) for (key, like), t in tensors}
         access: Access = OfUpdates(InMemory()) if as_update else InMemory()
         anyone = {what: [next(iter(of.values()))] if isinstance(of, Mapping) else of for what, of in inputs.items()}
-        result, kept = rounds.run(self._server, access, self._global, [mean], None, None, out, anyone)
+        server = copy.copy(self._server)
+        server.on_bad_client = "raise"
+        try:
+            result, kept = rounds.run(server, access, self._global, [mean], None, None, out, anyone)
+        except BadClientError as error:  # of the mean, which is nobody's
+            raise InputError(f"{server.name}: the mean of all clients: {error.reasons[0]}") from error
         result.weights = torch.from_numpy(step * shares)
         result.dropped = dict(self._refused)
         return result, kept
@@ -519,8 +538,13 @@ class Round:
         return OfUpdates(access) if are_updates else access
 
     def _check_files(self) -> None:
-        for file in [file for client in self._clients.values() for file in client.files] + self._global_files:
-            file.check_unchanged()
+        files = {f"client {name!r}": client.files for name, client in self._clients.items()}
+        for who, of in {"the global model": self._global_files, **files}.items():
+            try:
+                for file in of:
+                    file.check_unchanged()
+            except InputError as error:
+                raise InputError(f"{who}: {error}") from error
 
     @property
     def _slab_bytes(self) -> int:

@@ -16,6 +16,13 @@ from fastagg._engine.inputs import data_shares
 from fastagg._engine.table import Table
 
 CHUNK = 1 << 19  # elements at a time: a float32 becomes a float64 first, in 4 MB. Not kept, they took 1.4 x the time
+LEAST, MOST = 1e-100, 1e100  # parts, other than 0: larger ones might overflow the sum with all others in it
+
+
+def why_not(parts: Sequence[float]) -> str:
+    """Why a client with these parts cannot be added; empty if it can"""
+    odd = [part for part in parts if part and not LEAST <= part <= MOST]
+    return f"it counts for {odd[0]:.3g} in the running sum, expected {LEAST:g} to {MOST:g}, or 0" if odd else ""
 
 
 class RunningSum:
@@ -31,12 +38,13 @@ class RunningSum:
         self.like = list(like)
         floats = [-(-t.numel() // 8) * 8 if t.dtype in FLOATING else 0 for t in like]
         ends = np.cumsum(floats).tolist()
-        memory = torch.from_numpy(np.zeros(ends[-1] if ends else 0))  # in one piece: clients come and go around it
+        count = ends[-1] if ends else 0
+        memory = torch.from_numpy(np.zeros(max(count, 1)))[:count]  # in one piece: clients come and go around it
         self.sums = [
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
         ]
-        self._wide = torch.empty(min(CHUNK, len(memory)), dtype=torch.float64)
+        self._wide = torch.empty(min(CHUNK, len(memory)), dtype=torch.float64, device="cpu")
         self.parts: dict[Any, tuple[float, float]] = {}  # by client: of parameters, of buffers
         self._is_buffer = np.zeros(len(self.like), dtype=int)
         self._half = ""  # what was done with only some tensors, in words

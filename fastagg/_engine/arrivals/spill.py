@@ -47,7 +47,7 @@ class Spill:
             self.path = Path(tempfile.mkdtemp(prefix="fastagg-round-"))
             self._finalizer = weakref.finalize(self, _of_process, os.getpid(), shutil.rmtree, self.path, True)
             return
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # wherever the process goes meanwhile
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -227,7 +227,7 @@ class Job:
         result = FileResult(self.server.name, self.ids, {self.target.stems[0]: self.center.path}, made_before=True)
         with suppress(TypeError, ValueError):
             result.dropped = dict.fromkeys(json.loads(self._said("dropped")), "left out by the run that made the model")
-            result.weights = torch.tensor(json.loads(self._said("weights")), dtype=torch.float64)
+            result.weights = torch.tensor(json.loads(self._said("weights")), dtype=torch.float64, device="cpu")
         return result
 
     def _said(self, key: str) -> str:

@@ -60,7 +60,7 @@ class MappedFile:
                 raise InputError(f"{self.path}: key {key!r} overlaps another, leaves a hole or ends after the file")
             reached = end
             if begin == end:
-                tensors[key] = torch.empty(shape, dtype=dtype)
+                tensors[key] = torch.empty(shape, dtype=dtype, device="cpu")
             else:
                 count = (end - begin) // dtype.itemsize
                 tensors[key] = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(shape)

@@ -160,7 +160,7 @@ class LayerSums:
     def result(self) -> np.ndarray:
         """[L, K+1, columns] if layer-wise, else [1, K+1, columns]"""
         if not self.layerwise:
-            self.add(np.zeros(0), torch.empty(0))  # layers without parameters, at the end
+            self.add(np.zeros(0), torch.empty(0, device="cpu"))  # layers without parameters, at the end
             return self.total[None]
         none = np.zeros(self.shape)
         return np.stack([self.sums.get(layer, none) for layer in range(len(self.left))])

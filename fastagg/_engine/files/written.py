@@ -70,7 +70,7 @@ class PartFile:
             if count := shape.numel():
                 self.tensors[key] = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=at).view(shape)
             else:
-                self.tensors[key] = torch.empty(shape, dtype=dtype)
+                self.tensors[key] = torch.empty(shape, dtype=dtype, device="cpu")
             at += _bytes(part)
 
     def complete(self, metadata: Mapping[str, str], mode: int | None) -> None:
