@@ -103,7 +103,7 @@ test-aarch64: $(VENV)/build
 	  { echo "$$tool is missing: apt-get install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }; done
 	$(BIN)/cmake -S tests/native -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_TOOLCHAIN_FILE=aarch64.cmake
-	nice $(BIN)/cmake --build build/aarch64
+	MAKEFLAGS= nice $(BIN)/cmake --build build/aarch64
 	nice $(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 
 # tests/native says what is done with each; a plain build is for valgrind. Whatever runs beside them comes first: they
@@ -114,7 +114,7 @@ sanitize-thread: WITH := thread
 $(SANITIZERS): $(VENV)/build
 	$(BIN)/cmake -S tests/native -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DFASTAGG_SANITIZE=$(WITH)
-	nice $(BIN)/cmake --build build/$@
+	MAKEFLAGS= nice $(BIN)/cmake --build build/$@
 	nice $(BIN)/ctest --test-dir build/$@ --output-on-failure
 
 bench: $(VENV)/bench
