@@ -87,9 +87,7 @@ class Round:
         self._global = None if global_sd is None else self._opened(global_sd, self._global_files)
         self._form: StateDict | None = self._global  # what clients are compared with
         self._clients: dict[ClientId, Arrived] = {}
-        self._coming: dict[
-            ClientId, bool | None
-        ] = {}  # those being added; whether they have a size, where that is known
+        self._coming: dict[ClientId, bool | None] = {}  # those being added; has it a size, where that is known
         self._refused: dict[ClientId, str] = {}
         self._state = "open"
         self._version = server.version
