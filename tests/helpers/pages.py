@@ -3,7 +3,7 @@
 A block that cannot run everywhere says so in a comment before it:
 
     <!-- not run: why -->
-    <!-- needs flwr: why -->      runs where the module is installed
+    <!-- needs flwr: why -->      runs in tests/integrations, in the framework's environment
 """
 
 from __future__ import annotations
@@ -36,12 +36,6 @@ class Block:
     language: str
     code: str
     mark: re.Match[str] | None
-
-    @property
-    def why_not(self) -> str:
-        """The reason why it is not run here, if it is not"""
-        runs = self.mark is None or (self.mark[2] and importlib.util.find_spec(self.mark[2]))
-        return "" if runs else self.mark[3]
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
