@@ -53,7 +53,7 @@ demo: $(or $(wildcard $(VENV)/ready),$(VENV)/demo)
 	@$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
+	$(BIN)/python -m pytest -m "not integration" --durations=15 -n auto --maxprocesses=4 --dist loadfile -p no:benchmark
 
 test-integrations: $(INTEGRATIONS:%=test-%) test-byzfl
 $(INTEGRATIONS:%=test-%): test-%: $(VENV)-%/ready
