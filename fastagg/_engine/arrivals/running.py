@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastagg._engine.arrivals.forms import zero_bytes
 from fastagg._engine.checks import InputError
 from fastagg._engine.dtypes import FLOATING
 from fastagg._engine.forked import one_thread
@@ -39,7 +40,7 @@ class RunningSum:
         floats = [-(-t.numel() // 8) * 8 if t.dtype in FLOATING else 0 for t in like]
         ends = np.cumsum(floats).tolist()
         count = ends[-1] if ends else 0
-        memory = torch.from_numpy(np.zeros(max(count, 1)))[:count]  # in one piece: clients come and go around it
+        memory = zero_bytes(8 * count, torch.device("cpu")).view(torch.float64)  # one piece: clients go around it
         self.sums = [
             memory[end - size : end - size + t.numel()] if t.dtype in FLOATING else torch.empty_like(t).reshape(-1)
             for t, size, end in zip(like, floats, ends, strict=True)
